@@ -22,7 +22,7 @@ use ferrite_fabric::secure::{AdmissionPolicy, Credentials, Encrypt, Encryption, 
 const PROOF_BYTES: usize = 18;
 /// Reserved bytes of a verdict, which a client passes over.
 const RESERVED: std::ops::Range<usize> = 10..12;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn key(byte: &str) -> Key {
     Key::parse(&format!("ferrite-key-1:{}", byte.repeat(32))).expect("a key")
@@ -155,7 +155,7 @@ fn connection() -> (TcpStream, TcpStream) {
     let near = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
     let far = listener.accept().expect("the other end").0;
     for stream in [&near, &far] {
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
         stream.set_nodelay(true).expect("without delay");
     }
     (near, far)
@@ -230,7 +230,7 @@ fn between(scene: &Scene, edits: &[[u8; 3]], step: usize, content: &[u8]) {
     let (near, far) = connection();
     let (introduced, met) = std::thread::scope(|scope| {
         let client = scope.spawn(|| {
-            let introduced = introduce(&near, &scene.credentials, Instant::now() + PATIENCE);
+            let introduced = introduce(&near, &scene.credentials, Instant::now() + TIMEOUT);
             // The server does not wait for more.
             let _ = near.shutdown(Shutdown::Write);
             introduced

@@ -140,9 +140,9 @@ fn root(stream: &mut TcpStream) -> Option<Vec<u8>> {
 /// behind a head with the root of the export as the first field of a request. An odd way repeats the number before.
 pub(crate) fn server_session(data: &[u8]) {
     let mut stream = TcpStream::connect(server()).expect("the server takes connections");
-    let patience = Some(Duration::from_secs(20));
-    stream.set_read_timeout(patience).expect("a timeout");
-    stream.set_write_timeout(patience).expect("a timeout");
+    let timeout = Some(Duration::from_secs(20));
+    stream.set_read_timeout(timeout).expect("a timeout");
+    stream.set_write_timeout(timeout).expect("a timeout");
     let Some((&manners, mut rest)) = data.split_first() else {
         return;
     };
@@ -184,7 +184,7 @@ pub(crate) fn server_session(data: &[u8]) {
         }
         _ => {}
     }
-    let options = ClientOptions::default().patience(Some(Duration::from_secs(20)));
+    let options = ClientOptions::default().timeout(Some(Duration::from_secs(20)));
     let other = Client::connect(server(), "", &options).expect("others are welcome");
     other.statfs(SYSTEM).expect("others are served");
 }

@@ -357,7 +357,7 @@ pub(crate) fn client_replies(data: &[u8]) {
     });
     let began = Instant::now();
     let mut options = ClientOptions::default()
-        .patience(Some(Duration::from_millis(200)))
+        .timeout(Some(Duration::from_millis(200)))
         .cache_bytes((manners & 1 == 1).then_some(1 << 20));
     options.connect = Duration::from_millis(500);
     if let Ok(client) = Client::connect(&liar.address, "", &options) {

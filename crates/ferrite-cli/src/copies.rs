@@ -1,6 +1,6 @@
 //! Files of servers that are several copies of one file: for `ferrite mr` and `ferrite log`.
 //!
-//! Invariant: a command waits for an absent server no longer than [`PATIENCE`] plus the retries of its verbs; unlike
+//! Invariant: a command waits for an absent server no longer than [`TIMEOUT`] plus the retries of its verbs; unlike
 //! for a single file, which has no other copy.
 
 use std::path::Path;
@@ -23,7 +23,7 @@ use crate::{FAILED, Failure, USAGE, complain};
 pub(crate) const COPY_BEHIND: u8 = 3;
 
 /// A server that has not replied for so long counts as absent.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The file at a path in an export; `makes` creates it if absent.
 pub(crate) fn find(client: &Client, path: &Path, makes: bool) -> Result<Ino, FsError> {
@@ -51,8 +51,8 @@ pub(crate) fn context() -> Ctx {
 }
 
 fn opened(address: &str, path: &Path, options: &RemoteOptions, makes: bool) -> Result<RemoteFile, RemoteError> {
-    let patient = ClientOptions::default().patience(Some(PATIENCE));
-    let volume = RemoteVolume::open(address, &patient).map_err(|error| FsError::Io(error.to_string()))?;
+    let with_timeout = ClientOptions::default().timeout(Some(TIMEOUT));
+    let volume = RemoteVolume::open(address, &with_timeout).map_err(|error| FsError::Io(error.to_string()))?;
     let client: Arc<Client> = volume.client();
     let ino = find(&client, path, makes)?;
     RemoteFile::open(&client, &context(), ino, options.clone())
@@ -82,7 +82,7 @@ pub(crate) fn open(
         }
         let name = format!("{}{}", prefix.to_string_lossy(), path.display());
         let (address, path) = (address.path().to_string_lossy().into_owned(), path.clone());
-        let options = options.clone().patience(PATIENCE);
+        let options = options.clone().timeout(TIMEOUT);
         sources.push(Source::new(name, move || opened(&address, &path, &options, makes)));
     }
     let wanted = ReplicatedOptions::default()

@@ -10,7 +10,7 @@ use super::mounts::{MountPoint, with_path};
 use super::{FAILED, Failure, control};
 
 /// How long a daemon that was killed may take to end.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Whether a mount is no longer served because its daemon was killed. A daemon that listens is not queried, because it
 /// may be slow; attributes would prove nothing, because the kernel caches them. While the kernel ends the connection it
@@ -31,7 +31,7 @@ pub(crate) fn clear_dead(dir: &Path) -> Result<(), Failure> {
     while let Some(mount) = with_path(dir) {
         if !is_dead(&mount) {
             // A daemon that was just killed may take moments to release everything.
-            if is_cut_off(&mount) && start.elapsed() < PATIENCE {
+            if is_cut_off(&mount) && start.elapsed() < TIMEOUT {
                 std::thread::sleep(Duration::from_millis(10));
                 continue;
             }

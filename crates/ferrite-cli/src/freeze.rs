@@ -50,7 +50,7 @@ impl Thaw {
 }
 
 fn ask(dir: &Address, request: &Request) -> Outcome {
-    let answer: Option<bool> = Target::new(dir).ask_patiently(request)?;
+    let answer: Option<bool> = Target::new(dir).ask_without_timeout(request)?;
     answer.map(|_| 0).ok_or_else(|| not_mounted(dir.path()))
 }
 

@@ -163,10 +163,10 @@ impl Place {
                 let text = address.path().to_string_lossy();
                 let client = RemoteVolume::open(&text, &ferrite_client::ClientOptions::default())?.client();
                 let ino = copies::find(&client, path, makes).map_err(|error| self.failed(&error))?;
-                let patience = options.patience;
+                let timeout = options.timeout;
                 let file = RemoteFile::open(&client, &copies::context(), ino, options);
                 let file = file.map_err(|error| self.failed(&error))?;
-                Ok((Box::new(ferrite_log::RemoteStore::new(file, patience)), Held::Nothing))
+                Ok((Box::new(ferrite_log::RemoteStore::new(file, timeout)), Held::Nothing))
             }
             [_] => self.store_here(writable, makes),
             files => {

@@ -46,7 +46,7 @@ impl DumpMeta {
         let target = Target::new(&self.pool);
         // The daemon has another working directory.
         let to = std::path::absolute(&self.directory).map_err(super::about(&self.directory))?;
-        let pairs = match target.ask_patiently(&Request::DumpMeta(to.as_os_str().as_bytes().to_vec()))? {
+        let pairs = match target.ask_without_timeout(&Request::DumpMeta(to.as_os_str().as_bytes().to_vec()))? {
             Some(pairs) => pairs,
             None => nvme::dump_metadata(&*target.look()?, &to)?,
         };

@@ -23,7 +23,7 @@ use super::{FAILED, Failure, USAGE};
 /// Longest request.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
 /// Request and answer take no longer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The path that Prometheus asks for.
 const PATH: &str = "/metrics";
@@ -97,7 +97,7 @@ impl Drop for Endpoint {
 
 /// Serves one connection.
 fn answer(mut stream: TcpStream, observer: &Observer, began: SystemTime) -> io::Result<()> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     let mut request = Vec::new();
     let mut piece = [0; 1024];
     while !request.windows(4).any(|part| part == b"\r\n\r\n") {

@@ -40,7 +40,7 @@ impl From<PmError> for Refusal {
 
 /// Opens a pool's medium, as [`Region::open`]; says where it is mounted if it is in use.
 pub(crate) fn open(pool: &Path, access: Access) -> Result<Region, Failure> {
-    patiently(pool, || Ok(Region::open(pool, access)?))
+    retry_while_in_use(pool, || Ok(Region::open(pool, access)?))
 }
 
 /// Opens a volume, as [`Address::open`]; says where it is mounted if it is in use.
@@ -56,10 +56,10 @@ pub(crate) fn volume(address: &Address, options: &MountOptions) -> Result<Arc<dy
         };
         Refusal { failure, in_use }
     };
-    patiently(address.path(), || address.open(options).map_err(refusal))
+    retry_while_in_use(address.path(), || address.open(options).map_err(refusal))
 }
 
-fn patiently<T>(pool: &Path, mut open: impl FnMut() -> Result<T, Refusal>) -> Result<T, Failure> {
+fn retry_while_in_use<T>(pool: &Path, mut open: impl FnMut() -> Result<T, Refusal>) -> Result<T, Failure> {
     let start = Instant::now();
     let mut times_owned = 0;
     loop {

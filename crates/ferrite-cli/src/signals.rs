@@ -99,11 +99,11 @@ fn unmount_from_server(unmounter: &Unmounter, answers: impl Fn() -> bool) -> std
     std::thread::Builder::new()
         .name("unmount".into())
         .spawn(move || done.send(unmount(&unmounter)))?;
-    let mut patience = GRACE + ASK_EVERY;
+    let mut timeout = GRACE + ASK_EVERY;
     loop {
-        match outcome.recv_timeout(patience) {
+        match outcome.recv_timeout(timeout) {
             Ok(ended) => return ended,
-            Err(mpsc::RecvTimeoutError::Timeout) if answers() => patience = ASK_EVERY,
+            Err(mpsc::RecvTimeoutError::Timeout) if answers() => timeout = ASK_EVERY,
             Err(_) => return Err(ErrorKind::TimedOut.into()),
         }
     }

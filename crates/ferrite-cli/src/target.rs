@@ -86,7 +86,7 @@ impl Target {
     }
 
     /// The same for requests that may take any time.
-    pub(crate) fn ask_patiently<T: serde::de::DeserializeOwned>(
+    pub(crate) fn ask_without_timeout<T: serde::de::DeserializeOwned>(
         &self,
         request: &Request,
     ) -> Result<Option<T>, Failure> {

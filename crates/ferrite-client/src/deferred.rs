@@ -39,7 +39,7 @@ impl Link {
             head: head(ctx, &self.groups),
             request,
             buffer,
-            deadline: self.options.patience.map(|patience| Instant::now() + patience),
+            deadline: self.options.timeout.map(|timeout| Instant::now() + timeout),
             then,
         });
         self.send_parked();
@@ -130,7 +130,7 @@ impl Link {
 
     /// The watcher waits here on behalf of submitters: for slots, and for deadlines.
     pub(super) fn look_after_submitted(&self) {
-        if self.options.patience.is_some() {
+        if self.options.timeout.is_some() {
             let now = Instant::now();
             for request in self.requests.expire(now, |_| false) {
                 self.post(SessionRequest::Abandon { request, file: 0 });

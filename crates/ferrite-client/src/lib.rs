@@ -10,7 +10,7 @@
 //! `ferrite-fabric`. This crate names no engine and no server.
 //!
 //! A call blocks until its reply is there. While the server is unreachable it waits, up to
-//! [`ClientOptions::patience`]; a change carries a token, so it is sent again and still happens once. Each call sees
+//! [`ClientOptions::timeout`]; a change carries a token, so it is sent again and still happens once. Each call sees
 //! the earlier changes of other clients: the cache (`cache`) is valid under leases only, and is empty without them.
 #![forbid(unsafe_code)]
 
@@ -64,7 +64,7 @@ pub use ferrite_fabric::secure;
 #[non_exhaustive]
 pub struct ClientOptions {
     /// How long a call waits for a server that is unreachable, or does not answer. `None`: until it answers.
-    pub patience: Option<Duration>,
+    pub timeout: Option<Duration>,
     /// How long the first connection may take.
     pub connect: Duration,
     /// Changes that can be in flight at a time.
@@ -87,7 +87,7 @@ pub struct ClientOptions {
 impl Default for ClientOptions {
     fn default() -> Self {
         ClientOptions {
-            patience: None,
+            timeout: None,
             connect: Duration::from_secs(10),
             slots: 64,
             credentials: Credentials::default(),
@@ -100,10 +100,10 @@ impl Default for ClientOptions {
 }
 
 impl ClientOptions {
-    /// Sets [`Self::patience`].
+    /// Sets [`Self::timeout`].
     #[must_use]
-    pub fn patience(self, patience: Option<Duration>) -> Self {
-        ClientOptions { patience, ..self }
+    pub fn timeout(self, timeout: Option<Duration>) -> Self {
+        ClientOptions { timeout, ..self }
     }
 
     /// Sets [`Self::spin`].

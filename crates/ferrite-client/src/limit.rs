@@ -27,8 +27,8 @@ pub(super) struct Limit {
 
 impl Limit {
     /// The limit of a call whose caller may have a limit of its own.
-    pub(super) fn of(patience: Option<Duration>, waits: &Waits) -> Limit {
-        let within = match (patience, waits.within) {
+    pub(super) fn of(timeout: Option<Duration>, waits: &Waits) -> Limit {
+        let within = match (timeout, waits.within) {
             (Some(one), Some(other)) => Some(one.min(other)),
             (one, other) => one.or(other),
         };
@@ -111,12 +111,12 @@ mod tests {
     #[test]
     fn the_shorter_limit_counts() {
         let (short, long) = (Duration::ZERO, Duration::from_secs(1000));
-        for (patience, within) in [
+        for (timeout, within) in [
             (Some(short), Some(long)),
             (Some(long), Some(short)),
             (None, Some(short)),
         ] {
-            let limit = Limit::of(patience, &Waits { within, caller: None });
+            let limit = Limit::of(timeout, &Waits { within, caller: None });
             assert_eq!(limit.check(), Err(FsError::TimedOut));
         }
         assert_eq!(Limit::of(Some(long), &Waits::FOREVER).check(), Ok(()));

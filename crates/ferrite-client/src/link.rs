@@ -195,7 +195,7 @@ impl Link {
         into: &mut [u8],
     ) -> Result<Reply> {
         self.options.permit(request)?;
-        let limit = Limit::of(self.options.patience, &ctx.waits);
+        let limit = Limit::of(self.options.timeout, &ctx.waits);
         let mut was_sent = false;
         let mut head = head(ctx, &self.groups);
         let waiter = Arc::new(Waiter::new());

@@ -43,7 +43,7 @@ impl Link {
     /// Reads at `offset` of an open file; fewer bytes than `buf` has only at its end. `None` if that did not work, for
     /// whatever reason: then the caller reads in one request.
     pub(super) fn read_in_pieces(&self, ctx: &Ctx, file: u64, offset: u64, buf: &mut [u8]) -> Result<Option<usize>> {
-        let limit = Limit::of(self.options.patience, &ctx.waits);
+        let limit = Limit::of(self.options.timeout, &ctx.waits);
         let up = self.up(&limit)?;
         if up.connection.places_data() {
             return Ok(None);

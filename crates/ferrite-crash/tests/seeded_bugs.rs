@@ -11,7 +11,7 @@ use ferrite_crash::source::{Name, Source};
 use ferrite_crash::{MAPPINGS, Mapping, Variant, plan, shrink};
 
 /// Different images after which the search for a mistake has failed.
-const PATIENCE: u64 = 100_000;
+const RUNS_MAX: u64 = 100_000;
 const EFFORT: Effort = Effort {
     per_point: 16,
     recrash_every: 40,
@@ -93,7 +93,7 @@ impl Mistake {
         };
         seed(self.bug);
         let search = Search::new(variant, EFFORT);
-        let enough = |search: &Search| search.distinct() > PATIENCE;
+        let enough = |search: &Search| search.distinct() > RUNS_MAX;
         let report = match self.is_particular {
             _ if self.is_held => search.run(std::iter::once(merges()).chain(plan::deferred(1)), 2, &enough),
             // First a workload that unlinks an open file: few do, and one mistake shows there alone.

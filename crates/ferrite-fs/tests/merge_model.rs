@@ -169,9 +169,9 @@ fn run(flaw: Flaw) {
 /// Random schedules, and schedules that switch threads at few places only, which find long delays of one of them.
 fn explore(flaw: Flaw) {
     // A flaw ends the search when it is found; that it is found must not be a matter of luck.
-    let patience = if flaw == Flaw::None { 1 } else { 50 };
-    shuttle::check_random(move || run(flaw), 3000 * patience);
-    shuttle::check_pct(move || run(flaw), 20_000 * patience, 3);
+    let factor = if flaw == Flaw::None { 1 } else { 50 };
+    shuttle::check_random(move || run(flaw), 3000 * factor);
+    shuttle::check_pct(move || run(flaw), 20_000 * factor, 3);
 }
 
 #[test]

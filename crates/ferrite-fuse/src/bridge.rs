@@ -25,7 +25,7 @@ use crate::convert::{absent, file_attr, file_type, set_time, unknown};
 use crate::locks::{Requester, Wire};
 use crate::ring::{MAX_WRITE_BYTES, Rings};
 use crate::service::{Entry, Known, Response, Service};
-use crate::space::{Change, Patience, go_on, is_no_space, when_open};
+use crate::space::{Change, RetryTimeout, go_on, is_no_space, when_open};
 use crate::spare::Spare;
 
 thread_local! {
@@ -63,12 +63,12 @@ macro_rules! change {
                     $(let $borrowed = &*$borrowed;)*
                     $make
                 };
-                let (service, patience) = (Arc::clone(&$this.service), Patience::default());
+                let (service, timeout) = (Arc::clone(&$this.service), RetryTimeout::default());
                 let change = Change::new(tried, make, reply);
                 match ($this.service.spare(), was_tried) {
-                    (_, true) => go_on(service, change, patience),
-                    (Some(spare), false) if !owed => spare.pass_on(move || when_open(service, change, patience)),
-                    (_, false) => when_open(service, change, patience),
+                    (_, true) => go_on(service, change, timeout),
+                    (Some(spare), false) if !owed => spare.pass_on(move || when_open(service, change, timeout)),
+                    (_, false) => when_open(service, change, timeout),
                 }
             }
         }
@@ -515,7 +515,7 @@ impl Filesystem for Bridge {
                 Ok(())
             };
             let change = Change::new(None, close, |_made: Response<()>| reply.ok());
-            when_open(Arc::clone(service), change, Patience::default());
+            when_open(Arc::clone(service), change, RetryTimeout::default());
             Ok(())
         };
         let service = Arc::clone(&self.service);

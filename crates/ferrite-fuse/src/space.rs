@@ -5,7 +5,7 @@
 //! files, after a removal, is retried for a while.
 //!
 //! Contents: [`Attempt`], a change that can be tried more than once; [`go_on`] and [`when_open`], which retry it;
-//! [`Patience`], for how long.
+//! [`RetryTimeout`], for how long.
 //!
 //! Invariants:
 //! * Nothing waits for space on a thread that takes requests, nor with a passage of the freeze barrier: whatever frees
@@ -75,13 +75,13 @@ where
 
 /// How long a change may be retried.
 #[derive(Default)]
-pub(crate) struct Patience {
+pub(crate) struct RetryTimeout {
     /// When it first found no space, which may be long after it came: a freeze may have deferred it.
     began: Option<Instant>,
     is_last: bool,
 }
 
-impl Patience {
+impl RetryTimeout {
     /// Whether to retry a change that has just found no space.
     pub(crate) fn lasts(&mut self, service: &Service) -> bool {
         let unnamed = service.unnamed_files();
@@ -100,25 +100,25 @@ impl Patience {
 }
 
 /// Replies to a change that was tried, or queues a retry.
-pub(crate) fn go_on(service: Arc<Service>, change: impl Attempt, mut patience: Patience) {
-    if !change.found_no_space() || !patience.lasts(&service) {
+pub(crate) fn go_on(service: Arc<Service>, change: impl Attempt, mut timeout: RetryTimeout) {
+    if !change.found_no_space() || !timeout.lasts(&service) {
         return change.respond();
     }
     let retries = Arc::clone(service.retries());
-    retries.add(Box::new(move || when_open(service, change, patience)));
+    retries.add(Box::new(move || when_open(service, change, timeout)));
 }
 
 /// Tries a change, and replies or retries: at once, or when the mount is thawed.
-pub(crate) fn when_open(service: Arc<Service>, mut change: impl Attempt, patience: Patience) {
+pub(crate) fn when_open(service: Arc<Service>, mut change: impl Attempt, timeout: RetryTimeout) {
     let freeze_barrier = service.freeze_barrier().clone();
     if let Some(passage) = freeze_barrier.pass() {
         change.attempt(&service);
         drop(passage);
-        return go_on(service, change, patience);
+        return go_on(service, change, timeout);
     }
     freeze_barrier.hold_back(move || {
         change.attempt(&service);
-        go_on(service, change, patience);
+        go_on(service, change, timeout);
     });
 }
 
@@ -192,7 +192,7 @@ mod tests {
         let (sender, made) = channel();
         let make = |service: &Service| service.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755);
         let change = Change::new(None, make, move |made: Response<_>| sender.send(made.is_ok()).unwrap());
-        when_open(Arc::clone(service), change, Patience::default());
+        when_open(Arc::clone(service), change, RetryTimeout::default());
         move || made.recv_timeout(2 * LONGEST).expect("a response")
     }
 
@@ -239,7 +239,7 @@ mod tests {
         let (sender, made) = channel();
         let make = |service: &Service| service.setxattr(SYSTEM, ROOT_INO, b"user.long", b"value", 0);
         let change = Change::new(None, make, move |made: Response<()>| sender.send(made).unwrap());
-        when_open(Arc::clone(&service), change, Patience::default());
+        when_open(Arc::clone(&service), change, RetryTimeout::default());
         let refused = made.try_recv().expect("a response at once").unwrap_err();
         assert_eq!((refused.errno, fs.tries.load(Ordering::SeqCst)), (Errno::ENOSPC, 1));
     }
@@ -251,7 +251,7 @@ mod tests {
         let (sender, made) = channel();
         let make = |service: &Service| service.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755);
         let change = Change::new(None, make, move |made: Response<_>| sender.send(made.is_ok()).unwrap());
-        when_open(Arc::clone(&service), change, Patience::default());
+        when_open(Arc::clone(&service), change, RetryTimeout::default());
         service.end();
         assert_eq!(made.recv_timeout(LONGEST / 2), Err(RecvTimeoutError::Disconnected));
         let waits_on = Arc::downgrade(&service);

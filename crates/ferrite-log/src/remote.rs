@@ -14,13 +14,13 @@ use crate::store::Store;
 /// A file of a server, by verbs or by requests. See [`RemoteFile`].
 pub struct RemoteStore {
     file: RemoteFile,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl RemoteStore {
     /// A log in this file. If the connection breaks, it resends an append for about this long.
-    pub fn new(file: RemoteFile, patience: Duration) -> RemoteStore {
-        RemoteStore { file, patience }
+    pub fn new(file: RemoteFile, timeout: Duration) -> RemoteStore {
+        RemoteStore { file, timeout }
     }
 
     /// The file.
@@ -65,7 +65,7 @@ impl Store for RemoteStore {
         let began = Instant::now();
         loop {
             match self.file.append(data).and_then(|()| self.file.flush()) {
-                Err(error) if may_go_well(&error) && began.elapsed() < self.patience => {}
+                Err(error) if may_go_well(&error) && began.elapsed() < self.timeout => {}
                 result => return result.map_err(failed),
             }
         }

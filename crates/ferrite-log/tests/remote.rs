@@ -31,7 +31,7 @@ use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{FileSystem, FsError, NewFile, OpenMode, ROOT_INO, SYSTEM};
 use weather::Weather;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A server with a file.
 struct Host {
@@ -74,7 +74,7 @@ impl Host {
         let listener = loop {
             match TcpListener::bind(&self.address) {
                 Ok(listener) => break listener,
-                Err(error) => assert!(began.elapsed() < PATIENCE, "{error}"),
+                Err(error) => assert!(began.elapsed() < TIMEOUT, "{error}"),
             }
         };
         self.address = listener.local_addr().unwrap().to_string();
@@ -96,8 +96,8 @@ impl Host {
     }
 }
 
-fn remote(address: &str, patience: Duration) -> Result<RemoteFile, RemoteError> {
-    let options = ClientOptions::default().patience(Some(patience));
+fn remote(address: &str, timeout: Duration) -> Result<RemoteFile, RemoteError> {
+    let options = ClientOptions::default().timeout(Some(timeout));
     let client = Client::connect(address, "", &options).map_err(|error| FsError::Io(error.to_string()))?;
     let client = Arc::new(client);
     let ino = client.lookup(SYSTEM, ROOT_INO, b"log")?.ino;
@@ -159,7 +159,7 @@ fn appends_happen_once_in_bad_weather_and_over_restarts() {
     println!("FERRITE_SEED={seed}");
     let mut host = Host::new(seed);
     let address = host.address.clone();
-    let store = || RemoteStore::new(remote(&address, PATIENCE).unwrap(), PATIENCE);
+    let store = || RemoteStore::new(remote(&address, TIMEOUT).unwrap(), TIMEOUT);
     let is_over = AtomicBool::new(false);
     let by_verbs = AtomicU64::new(0);
     let appended = std::thread::scope(|scope| {
@@ -236,7 +236,7 @@ fn a_log_with_copies_goes_on_while_servers_are_away() {
             hosts[away].start();
             let began = Instant::now();
             while copies.status().iter().any(|copy| copy.standing != Standing::Current) {
-                assert!(began.elapsed() < PATIENCE, "{:?}", copies.status());
+                assert!(began.elapsed() < TIMEOUT, "{:?}", copies.status());
                 copies.resync(Extent::Known).unwrap();
             }
         }
@@ -252,7 +252,7 @@ fn a_log_with_copies_goes_on_while_servers_are_away() {
     let contents: Vec<Vec<u8>> = hosts.iter().map(Host::content).collect();
     assert!(contents[0] == contents[1] && contents[0] == contents[2]);
     // Each is the log, on its own.
-    let one = open(RemoteStore::new(remote(&hosts[2].address, PATIENCE).unwrap(), PATIENCE));
+    let one = open(RemoteStore::new(remote(&hosts[2].address, TIMEOUT).unwrap(), TIMEOUT));
     let found = check(&one);
     assert!(
         (0..3).all(|who| found[&who] == appended[who as usize]),
@@ -267,7 +267,7 @@ fn a_rewind_frees_the_space_of_all_copies() {
     let hosts: Vec<Host> = (0..3).map(|index| Host::new(seed + 1_000 * index)).collect();
     let source = |host: &Host| {
         let address = host.address.clone();
-        Source::new(address.clone(), move || remote(&address, PATIENCE))
+        Source::new(address.clone(), move || remote(&address, TIMEOUT))
     };
     let copies = ReplicatedFile::open(hosts.iter().map(source).collect(), ReplicatedOptions::default()).unwrap();
     let log = open(copies);

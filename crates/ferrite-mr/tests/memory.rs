@@ -10,7 +10,7 @@ use ferrite_testkit::rng::pattern;
 use ferrite_vfs::regions::Binding;
 use ferrite_vfs::{Cred, Ctx, FsError, SYSTEM};
 
-use crate::double::{PAGE, SESSION, WRITABLE, fixture, message, patiently, read, write};
+use crate::double::{PAGE, SESSION, WRITABLE, fixture, message, read, retry_while_deferred, write};
 
 const MIB: u64 = 1 << 20;
 
@@ -367,7 +367,7 @@ fn a_packet_that_is_put_off_has_done_nothing() {
     };
     assert!(matches!(memory.write(&begun, &part), Err(Fault::NotReady { .. })));
     assert_eq!(fixture.file.read(0, PAGE), before);
-    patiently(|| memory.write(&begun, &part)).unwrap();
+    retry_while_deferred(|| memory.write(&begun, &part)).unwrap();
     assert_eq!(fixture.file.read(PAGE as u64 - 8, 16), [9; 16]);
 }
 
@@ -375,7 +375,7 @@ fn a_packet_that_is_put_off_has_done_nothing() {
 fn atomics_change_eight_bytes() {
     let fixture = fixture(MIB, Options::default());
     let (memory, key) = (&mut fixture.registrar.memory(), fixture.key);
-    assert_eq!(patiently(|| memory.fetch_add(1, key, 4_096, 7)), Ok(0));
+    assert_eq!(retry_while_deferred(|| memory.fetch_add(1, key, 4_096, 7)), Ok(0));
     assert_eq!(memory.fetch_add(1, key, 4_096, u64::MAX), Ok(7));
     assert_eq!(memory.compare_swap(1, key, 4_096, 5, 1), Ok(6));
     assert_eq!(memory.compare_swap(1, key, 4_096, 6, 1), Ok(6));

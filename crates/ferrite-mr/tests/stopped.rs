@@ -15,7 +15,7 @@ use ferrite_testkit::rng::pattern;
 use ferrite_vfs::regions::{Binding, Region};
 use ferrite_vfs::{Cred, Ctx, SYSTEM};
 
-use crate::double::{Fixture, SESSION, WRITABLE, fixture, message, patiently, read, write};
+use crate::double::{Fixture, SESSION, WRITABLE, fixture, message, read, retry_while_deferred, write};
 
 const SIZE: u64 = 20_000;
 /// Actions that need not wait have long been done by then.
@@ -206,7 +206,10 @@ fn a_hole_that_is_filled_is_no_hole() {
     assert_eq!(read(memory, 1, fixture.key, 0, 9_000), Ok(vec![0; 9_000]));
     fixture.file.publishes.store(false, SeqCst);
     fixture.file.write(5_000, &[8; 10]);
-    assert_eq!(patiently(|| memory.fetch_add(1, fixture.key, 4_096, 0)), Ok(0));
+    assert_eq!(
+        retry_while_deferred(|| memory.fetch_add(1, fixture.key, 4_096, 0)),
+        Ok(0)
+    );
     fixture.file.write(0, &[6; 10]);
     assert_eq!(read(memory, 1, fixture.key, 0, 10), Ok(vec![6; 10]));
     assert_eq!(read(memory, 1, fixture.key, 5_000, 10), Ok(vec![8; 10]));

@@ -10,7 +10,7 @@ use ferrite_roce::memory::{APPEND_AT, Fault, Memory};
 use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_testkit::seed_from_env;
 
-use crate::double::{PAGE, SESSION, fixture, patiently, read, write};
+use crate::double::{PAGE, SESSION, fixture, read, retry_while_deferred, write};
 
 const PAGES: u64 = 4;
 const WORDS: u64 = PAGES * PAGE as u64 / 8;
@@ -82,7 +82,7 @@ fn sums_and_appends_of_many_threads_are_exact() {
                 let mut memory = fixture.registrar.memory();
                 for round in 0..rounds {
                     let qpn = 1 + thread;
-                    patiently(|| memory.fetch_add(qpn, fixture.key, 0, u64::from(round))).unwrap();
+                    retry_while_deferred(|| memory.fetch_add(qpn, fixture.key, 0, u64::from(round))).unwrap();
                     let data = pattern(thread << 16 | (round + 1), 1 + (round % 90) as usize);
                     write(&mut memory, qpn, fixture.key, APPEND_AT, &data).unwrap();
                 }
@@ -124,7 +124,7 @@ fn a_key_that_was_released_changes_nothing_any_more() {
                     let mut memory = fixture.registrar.memory();
                     loop {
                         let was_over = is_over.load(SeqCst);
-                        let added = patiently(|| memory.fetch_add(qpn, fixture.key, 0, 1));
+                        let added = retry_while_deferred(|| memory.fetch_add(qpn, fixture.key, 0, 1));
                         let appended = write(&mut memory, qpn, fixture.key, APPEND_AT, &[1]);
                         if was_over {
                             assert_eq!((added, appended), (Err(Fault::Access), Err(Fault::Access)));

@@ -358,12 +358,12 @@ fn lock(path: &Path, file: &File, access: Access) -> Result<(), PmError> {
         let owner = holder::of_lock(file);
         // A killed process keeps its locks while the kernel tears it down, which takes moments for a large pool. An
         // owner that is not listed is either just releasing the lock, or was missed while the list changed.
-        let patience = if owner.is_some() {
+        let timeout = if owner.is_some() {
             OWNER_EXITS_WITHIN
         } else {
             OWNER_SHOWS_WITHIN
         };
-        if owner.is_none_or(holder::is_exiting) && start.elapsed() < patience {
+        if owner.is_none_or(holder::is_exiting) && start.elapsed() < timeout {
             std::thread::sleep(Duration::from_millis(5));
             continue;
         }

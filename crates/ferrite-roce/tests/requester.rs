@@ -214,9 +214,9 @@ fn it_waits_while_the_other_end_is_not_ready() {
 /// An end that reports that it is not ready is alive: losses between its responses do not count as in a row.
 #[test]
 fn losses_between_answers_do_not_add_up() {
-    let mut with_patience = config();
-    with_patience.rnr_retry_count = RNR_RETRY_FOR_EVER;
-    let mut requester = Requester::new(with_patience);
+    let mut with_timeout = config();
+    with_timeout.rnr_retry_count = RNR_RETRY_FOR_EVER;
+    let mut requester = Requester::new(with_timeout);
     requester.post(0, write(1)).unwrap();
     let not_ready = answer(Opcode::Acknowledge, 100, Syndrome::RnrNak(RnrTimer::at_least(640_000)));
     assert_eq!(numbers(&mut requester, 0), [100]);

@@ -34,7 +34,7 @@ use exchange::{Lender, Line, Result};
 const POOL_BYTES: u64 = 64 << 20;
 const FILE_BYTES: usize = 16 << 20;
 /// The client is dead if it takes longer.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// The only session.
 const SESSION: u64 = 1;
 
@@ -119,7 +119,7 @@ impl Game {
             let mut seen = [number.wrapping_sub(1)];
             while seen[0] != number {
                 self.file.read_at(SYSTEM, last, &mut seen)?;
-                if began.elapsed() > PATIENCE {
+                if began.elapsed() > TIMEOUT {
                     return Err(format!("{} instead of {number} in round {round}", seen[0]).into());
                 }
             }

@@ -104,7 +104,7 @@ struct Inner {
     /// For long requests to an engine that answers at once.
     aside: Aside,
     /// For changes that had to wait for leases.
-    patient: Workers,
+    waiting_workers: Workers,
     reaper: OnceLock<std::thread::Thread>,
     /// Sessions' resources of the adapter, if there is one.
     verbs: Option<Verbs>,
@@ -375,7 +375,7 @@ impl Inner {
             pool: pool.clone(),
             workers: workers.map_err(cannot_start)?,
             aside: Aside::start().map_err(cannot_start)?,
-            patient: Workers::start(1).map_err(cannot_start)?,
+            waiting_workers: Workers::start(1).map_err(cannot_start)?,
             reaper: OnceLock::new(),
             verbs: options.rdma.clone().map(Verbs::new),
             may_overlap: options.threads > 1,
@@ -481,7 +481,7 @@ impl Inner {
 
     /// Runs work that has waited, on a thread that has received nothing.
     fn go_on(&self, work: Work) {
-        self.patient.give(work);
+        self.waiting_workers.give(work);
     }
 
     /// Wakes the reaper, because work waits for a term to end.

@@ -148,8 +148,8 @@ fn a_client_that_comes_back_waits_for_a_place() {
     let options = bounds(|bounds| bounds.sessions_per_address = 1).lease(Duration::from_millis(300));
     let (server, address) = serve(Arc::new(MemFs::new()), vec![export("")], &options);
     let network = Proxy::new(&address, Weather::default(), 1);
-    let patience = ClientOptions::default().patience(Some(LIMIT));
-    let client = Client::connect(&network.address, "", &patience).unwrap();
+    let timeout = ClientOptions::default().timeout(Some(LIMIT));
+    let client = Client::connect(&network.address, "", &timeout).unwrap();
     network.silence(true);
     until("its session has ended", || server.sessions() == 0);
     let (mut other, _) = Raw::with_session(&address, "");

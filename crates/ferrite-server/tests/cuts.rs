@@ -88,7 +88,7 @@ impl Shaky {
 
 /// The client does not retry its first connection on its own.
 fn connect_through(network: &Proxy, key: Option<&Key>) -> Client {
-    let options = ClientOptions::default().patience(Some(Duration::from_secs(60)));
+    let options = ClientOptions::default().timeout(Some(Duration::from_secs(60)));
     let options = options.key(key.cloned());
     for _ in 0..20 {
         if let Ok(client) = Client::connect(&network.address, "", &options) {
@@ -279,12 +279,12 @@ fn pins_and_open_files_do_not_leak() {
     }
 }
 
-/// Without patience a call fails in time, and the client works again with the network.
+/// With a timeout a call fails in time, and the client works again with the network.
 #[test]
-fn calls_without_patience_fail_in_time() {
+fn calls_with_a_timeout_fail_in_time() {
     let (_server, address) = serve(Arc::new(MemFs::new()), vec![export("")], &ServerOptions::default());
     let network = Proxy::new(&address, Weather::default(), 1);
-    let options = ClientOptions::default().patience(Some(Duration::from_millis(300)));
+    let options = ClientOptions::default().timeout(Some(Duration::from_millis(300)));
     let client = Client::connect(&network.address, "", &options).unwrap();
     client.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755).unwrap();
     network.silence(true);

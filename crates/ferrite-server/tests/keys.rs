@@ -26,8 +26,8 @@ fn new_key() -> Key {
 }
 
 fn with(key: &Key) -> ClientOptions {
-    let patience = Some(Duration::from_secs(60));
-    ClientOptions::default().patience(patience).key(Some(key.clone()))
+    let timeout = Some(Duration::from_secs(60));
+    ClientOptions::default().timeout(timeout).key(Some(key.clone()))
 }
 
 /// Why a client is not admitted.
@@ -235,7 +235,7 @@ fn a_client_whose_key_was_taken_away_waits_for_it() {
     let fs = Arc::new(MemFs::new());
     let exports = |key: &Key| vec![export("").keys(vec![key.clone()])];
     let (server, address) = serve(fs.clone(), exports(&mine), &ServerOptions::default());
-    let options = ClientOptions::default().patience(Some(Duration::from_millis(500)));
+    let options = ClientOptions::default().timeout(Some(Duration::from_millis(500)));
     let client = Client::connect(&address, "", &options.key(Some(mine.clone()))).unwrap();
     drop(server);
     let again = |key| {

@@ -193,7 +193,7 @@ fn a_client_that_closes_or_vanishes_lets_go() {
     let ino = file(&b, b"file");
     for vanishes in [false, true] {
         let network = Proxy::new(&address, Weather::default(), 1);
-        let options = ClientOptions::default().patience(Some(SHORT));
+        let options = ClientOptions::default().timeout(Some(SHORT));
         let a = Client::connect(&network.address, "", &options).unwrap();
         file(&a, b"file");
         try_lock(&a, ino, &flock(1, Exclusive)).unwrap();
@@ -219,7 +219,7 @@ fn a_client_that_closes_or_vanishes_lets_go() {
     }
     // A client that vanishes while it waits does not get the lock later.
     let network = Proxy::new(&address, Weather::default(), 1);
-    let options = ClientOptions::default().patience(Some(SHORT));
+    let options = ClientOptions::default().timeout(Some(SHORT));
     let a = Client::connect(&network.address, "", &options).unwrap();
     file(&a, b"file");
     try_lock(&b, ino, &flock(2, Exclusive)).unwrap();
@@ -378,23 +378,23 @@ fn what_waits_for_the_end_of_grace_can_be_given_up() {
         "too late to mean anything: {:?}",
         began.elapsed()
     );
-    // A request that wanted no wait, and whose client lost its patience. Once this one was granted to no owner, too.
+    // A request that wanted no wait, and whose client has timed out. Once this one was granted to no owner, too.
     let third = file(&cancels, b"third");
-    let (mut impatient, welcome) = Raw::with_session(&address, "");
-    let theirs: ferrite_proto::NodeAttr = impatient.done(&FsRequest::Lookup {
+    let (mut expired, welcome) = Raw::with_session(&address, "");
+    let theirs: ferrite_proto::NodeAttr = expired.done(&FsRequest::Lookup {
         parent: welcome.root,
         name: b"third",
     });
-    let body = impatient.body(&ImmediateRequest::Lock {
+    let body = expired.body(&ImmediateRequest::Lock {
         node: theirs.node(),
         client: 1,
         lock: flock(1, Exclusive),
         may_wait: false,
         is_claim: false,
     });
-    let request = impatient.number();
-    assert!(impatient.send(&body, &[]));
-    impatient.done::<()>(&SessionRequest::Abandon { request, file: 0 });
+    let request = expired.number();
+    assert!(expired.send(&body, &[]));
+    expired.done::<()>(&SessionRequest::Abandon { request, file: 0 });
     assert!(
         began.elapsed() < grace,
         "too late to mean anything: {:?}",
@@ -404,7 +404,7 @@ fn what_waits_for_the_end_of_grace_can_be_given_up() {
     assert_eq!(wait(&cancels, other, &flock(1, Exclusive)).settled(), Ok(()));
     assert!(began.elapsed() > grace / 2);
     assert_eq!(try_lock(&cancels, ino, &flock(1, Exclusive)), NO);
-    impatient.done::<()>(&ImmediateRequest::Ping {});
+    expired.done::<()>(&ImmediateRequest::Ping {});
     assert_eq!(try_lock(&cancels, third, &flock(1, Exclusive)), Ok(()));
     drop(server);
 }

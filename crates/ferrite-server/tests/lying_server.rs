@@ -24,7 +24,7 @@ fn lied_to(kind: &str, lie: impl Fn(&mut Frame) + Send + Sync + 'static) -> (Cli
         }
         vec![frame]
     });
-    let options = ClientOptions::default().patience(Some(Duration::from_secs(20)));
+    let options = ClientOptions::default().timeout(Some(Duration::from_secs(20)));
     let client = Client::connect(&liar.address, "", &options).unwrap();
     (client, liar, lies)
 }
@@ -233,7 +233,7 @@ fn a_flood_of_recalls_keeps_nobody() {
         (0..60_000).map(recall).collect()
     });
     let options = ClientOptions::default()
-        .patience(Some(Duration::from_secs(2)))
+        .timeout(Some(Duration::from_secs(2)))
         .cache_bytes(Some(1 << 20));
     let client = Client::connect(&liar.address, "", &options).unwrap();
     let started = Instant::now();
@@ -252,7 +252,7 @@ fn a_server_that_breaks_connections_costs_little() {
         }
         vec![frame]
     });
-    let options = ClientOptions::default().patience(Some(Duration::from_secs(1)));
+    let options = ClientOptions::default().timeout(Some(Duration::from_secs(1)));
     let client = Client::connect(&liar.address, "", &options).unwrap();
     assert!(client.getattr(SYSTEM, ROOT_INO).is_err());
     let reconnects = client.reconnects();

@@ -24,7 +24,7 @@ use ferrite_testkit::seed_from_env;
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{FileSystem, FsError, NewFile, OpenMode, Position, ROOT_INO, SYSTEM};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A server with a file.
 struct Host {
@@ -104,7 +104,7 @@ impl Host {
     fn source_at(&self, address: String) -> Source {
         let by_verbs = Arc::clone(&self.by_verbs);
         Source::new(address.clone(), move || {
-            let options = ClientOptions::default().patience(Some(Duration::from_millis(700)));
+            let options = ClientOptions::default().timeout(Some(Duration::from_millis(700)));
             let failed = |error: &dyn std::fmt::Display| RemoteError::Fs(FsError::Io(error.to_string()));
             let client = Client::connect(&address, "", &options).map_err(|error| failed(&error))?;
             let client = Arc::new(client);
@@ -136,7 +136,7 @@ fn open(hosts: &[Host]) -> ReplicatedFile {
     loop {
         match open_as(hosts, ReplicatedOptions::default()) {
             Ok(file) => return file,
-            Err(error) => assert!(began.elapsed() < PATIENCE, "{error}"),
+            Err(error) => assert!(began.elapsed() < TIMEOUT, "{error}"),
         }
     }
 }
@@ -161,7 +161,7 @@ fn resync_some(file: &ReplicatedFile, which: &[usize]) -> Vec<Resynced> {
             assert!(which.iter().all(|index| done[*index].why.is_none()), "{done:?}");
             return done;
         }
-        assert!(began.elapsed() < PATIENCE, "{done:?}");
+        assert!(began.elapsed() < TIMEOUT, "{done:?}");
     }
 }
 
@@ -379,7 +379,7 @@ fn a_gap_that_is_written_during_a_resync_is_zeros_everywhere() {
         let resync = scope.spawn(|| resync(&file));
         let began = Instant::now();
         while file.status()[1].lacks_bytes == size as u64 {
-            assert!(began.elapsed() < PATIENCE);
+            assert!(began.elapsed() < TIMEOUT);
         }
         file.write(size as u64 + (1 << 20), b"behind a gap").unwrap();
         resync.join().unwrap();
@@ -451,7 +451,7 @@ fn who_was_cut_off_writes_nothing_more() {
     let began = Instant::now();
     while !matches!(first.write(0, b"wrong"), Err(ReplicatedError::Superseded { .. })) {
         fails();
-        assert!(began.elapsed() < PATIENCE, "nobody says that there is another writer");
+        assert!(began.elapsed() < TIMEOUT, "nobody says that there is another writer");
         std::thread::sleep(Duration::from_millis(10));
     }
     equal(&hosts, b"other");
@@ -534,7 +534,7 @@ fn copies_are_equal_after_a_storm() {
                 hosts[away].start();
                 let began = Instant::now();
                 while standings(&file) != [Standing::Current; 3] {
-                    assert!(began.elapsed() < PATIENCE, "{:?}", file.status());
+                    assert!(began.elapsed() < TIMEOUT, "{:?}", file.status());
                     let done = file.resync(Extent::Known).unwrap();
                     done.iter().flat_map(|copy| &copy.why).for_each(|why| println!("{why}"));
                 }

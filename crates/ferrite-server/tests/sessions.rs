@@ -534,7 +534,7 @@ fn a_path_that_is_opened_again_is_opened_where_it_leads_now() {
 fn who_gives_up_leaves_nothing_behind() {
     let engine = Slow::new();
     let (_server, address) = serve(engine.clone(), vec![export("")], &ServerOptions::default());
-    let options = ClientOptions::default().patience(Some(Duration::from_millis(200)));
+    let options = ClientOptions::default().timeout(Some(Duration::from_millis(200)));
     let client = Client::connect(&address, "", &options).unwrap();
     let ctx = &SYSTEM.clone().pinning();
     let given_up = client.create(ctx, ROOT_INO, b"file", &new_file()).map(drop);

@@ -187,12 +187,12 @@ fn a_timeout_is_reported_in_time_and_a_close_at_once() {
     let path = make_pool(16 << 20, 1000);
     let (server, address) = serve(Arc::new(mount(&path)), vec![export("")], &ServerOptions::default());
     let network = Proxy::new(&address, Weather::default(), 5);
-    let options = ClientOptions::default().patience(Some(Duration::from_millis(300)));
+    let options = ClientOptions::default().timeout(Some(Duration::from_millis(300)));
     let client = Client::connect(&network.address, "", &options).unwrap();
-    let patient = connect_tcp(&network.address);
+    let without_timeout = connect_tcp(&network.address);
     let files = [new_file(&client), {
-        let ino = patient.lookup(SYSTEM, ROOT_INO, b"file").unwrap().ino;
-        patient.open(SYSTEM, ino, OpenMode::read_write()).unwrap()
+        let ino = without_timeout.lookup(SYSTEM, ROOT_INO, b"file").unwrap().ino;
+        without_timeout.open(SYSTEM, ino, OpenMode::read_write()).unwrap()
     }];
     network.silence(true);
     let pool = Pool::new(4 << 20).unwrap();
@@ -217,7 +217,7 @@ fn a_timeout_is_reported_in_time_and_a_close_at_once() {
     }
     assert!(began.elapsed() >= Duration::from_millis(300));
     assert!(receiver.try_recv().is_err(), "the other waits");
-    patient.close();
+    without_timeout.close();
     for _ in 0..20 {
         let outcome = receiver.recv_timeout(Duration::from_secs(5));
         assert_eq!(outcome, Ok(Err(FsError::Disconnected)));

@@ -17,7 +17,7 @@ const A: LockOwner = LockOwner(1);
 const B: LockOwner = LockOwner(2);
 const C: LockOwner = LockOwner(3);
 /// A result that has not come by then does not come.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A table as seen by a caller that has threads to park.
 struct Table(LockTable);
@@ -105,7 +105,7 @@ fn record_in_thread(table: &Arc<Table>, ino: u64, lock: RecordLock) -> Receiver<
 fn until_waiting(table: &Table, ino: u64, count: usize) {
     let start = Instant::now();
     while table.waiters(ino) != count {
-        assert!(start.elapsed() < PATIENCE, "{} wait, not {count}", table.waiters(ino));
+        assert!(start.elapsed() < TIMEOUT, "{} wait, not {count}", table.waiters(ino));
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -116,7 +116,7 @@ fn still_waits(result: &Receiver<Result<()>>) {
 }
 
 fn outcome(result: &Receiver<Result<()>>) -> Result<()> {
-    result.recv_timeout(PATIENCE).expect("was never woken")
+    result.recv_timeout(TIMEOUT).expect("was never woken")
 }
 
 #[test]

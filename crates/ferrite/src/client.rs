@@ -167,7 +167,7 @@ impl ClientOptions {
         };
         let mut wanted = ferrite_client::ClientOptions::default()
             .read_only(read_only)
-            .patience(self.timeout)
+            .timeout(self.timeout)
             .key(self.key.as_ref().map(|key| key.0.clone()))
             .encrypt(encrypt)
             .cache_bytes(self.cache_bytes);

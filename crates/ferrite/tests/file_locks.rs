@@ -97,8 +97,8 @@ fn a_lock_is_waited_for() {
         let (one, two) = (open(fs, "/f"), open(fs, "/f"));
         one.lock().unwrap();
         let start = Instant::now();
-        let patience = two.lock_with(LockKind::Exclusive, Wait::AtMost(SHORT));
-        assert_eq!(errno(patience), libc::EWOULDBLOCK);
+        let timeout = two.lock_with(LockKind::Exclusive, Wait::AtMost(SHORT));
+        assert_eq!(errno(timeout), libc::EWOULDBLOCK);
         assert!(start.elapsed() >= SHORT);
         let (tell, told) = mpsc::channel();
         // On its own, so that a lock that never comes fails the test and does not stop it.

@@ -151,13 +151,13 @@ fn open_device(path: &Path, found: &std::fs::Metadata, options: &Options) -> Res
         true => in_use(path, "a mount or another program", "stop that first"),
         false => refused(error.to_string()),
     };
-    let file = match patiently(|| open(OFlags::DIRECT | exclusive)) {
+    let file = match retry_while_busy(|| open(OFlags::DIRECT | exclusive)) {
         // Some file systems in memory have no direct transfers, and need none; character devices have no such mode.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => open(exclusive),
         other => other,
     };
     let file = file.map_err(said)?;
-    let commands = block.map(|block| patiently(|| namespace::open(&file, &block)));
+    let commands = block.map(|block| retry_while_busy(|| namespace::open(&file, &block)));
     let commands = commands.transpose().map_err(said)?;
     Ok((file, commands))
 }
@@ -197,7 +197,7 @@ fn writes_pages_whole(queue: Option<&Path>, path: &Path) -> Result<bool> {
 }
 
 /// Retries while another process has it, which may just have ended.
-fn patiently<T>(mut open: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+fn retry_while_busy<T>(mut open: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let start = Instant::now();
     loop {
         match open() {

@@ -45,7 +45,7 @@ pub struct RemoteOptions {
     /// Never use verbs.
     pub only_requests: bool,
     /// How long a call may take while the connection breaks.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// Options of queue pairs.
     pub initiator: InitiatorOptions,
 }
@@ -57,7 +57,7 @@ impl Default for RemoteOptions {
             defragment: false,
             atomic: false,
             only_requests: false,
-            patience: Duration::from_secs(60),
+            timeout: Duration::from_secs(60),
             initiator: InitiatorOptions::default(),
         }
     }
@@ -88,10 +88,10 @@ impl RemoteOptions {
         RemoteOptions { only_requests, ..self }
     }
 
-    /// Sets [`Self::patience`].
+    /// Sets [`Self::timeout`].
     #[must_use]
-    pub fn patience(self, patience: Duration) -> Self {
-        RemoteOptions { patience, ..self }
+    pub fn timeout(self, timeout: Duration) -> Self {
+        RemoteOptions { timeout, ..self }
     }
 
     /// Sets [`Self::initiator`].
@@ -510,7 +510,7 @@ impl RemoteFile {
                     self.disconnect(state);
                     refused += u32::from(matches!(error, VerbError::Access));
                     let may_go_on = error.is_of_connection() || matches!(error, VerbError::Access);
-                    if !may_go_on || refused > KEYS || began.elapsed() > self.options.patience {
+                    if !may_go_on || refused > KEYS || began.elapsed() > self.options.timeout {
                         return Err(error.into());
                     }
                     tracing::info!(%error, "a queue pair broke; opening another");

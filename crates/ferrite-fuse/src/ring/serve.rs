@@ -17,7 +17,7 @@ use super::uring::Slot;
 use crate::caller;
 use crate::locks::Requester;
 use crate::service::{Response, Service};
-use crate::space::{Attempt, Patience, go_on, is_no_space, when_open};
+use crate::space::{Attempt, RetryTimeout, go_on, is_no_space, when_open};
 
 /// A slot that needs a reply before it is passed on.
 struct Owed<F: FnOnce(Slot)>(Option<(Slot, F)>);
@@ -74,7 +74,7 @@ pub(crate) fn serve(service: &Arc<Service>, mut slot: Slot, later: impl FnOnce(S
         return Some(slot);
     }
     let Some(passage) = service.freeze_barrier().pass() else {
-        when_open(Arc::clone(service), Change::of(slot, later), Patience::default());
+        when_open(Arc::clone(service), Change::of(slot, later), RetryTimeout::default());
         return None;
     };
     let made = perform_in(service, &mut slot);
@@ -82,7 +82,7 @@ pub(crate) fn serve(service: &Arc<Service>, mut slot: Slot, later: impl FnOnce(S
     if is_no_space(&made) {
         let mut change = Change::of(slot, later);
         change.made = made;
-        go_on(Arc::clone(service), change, Patience::default());
+        go_on(Arc::clone(service), change, RetryTimeout::default());
         return None;
     }
     slot.respond(made);

@@ -43,9 +43,9 @@ impl Service {
         let adapter = Adapter::start(&options, Arc::new(BoundFiles::new()?)).map_err(failed)?;
         let options = ServerOptions::default().rdma(Some(Arc::new(adapter)));
         let server = Server::start(vec![listener], vec![(served, exports)], &options)?;
-        let patient = ClientOptions::default().patience(Some(Duration::from_secs(20)));
+        let with_timeout = ClientOptions::default().timeout(Some(Duration::from_secs(20)));
         Ok(Service {
-            client: Arc::new(Client::connect(&address, "", &patient)?),
+            client: Arc::new(Client::connect(&address, "", &with_timeout)?),
             _server: server,
             engine,
         })

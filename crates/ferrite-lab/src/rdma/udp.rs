@@ -23,7 +23,7 @@ pub(super) const WRITE_HEADER_BYTES: usize = 32;
 /// An acknowledgement: BTH, AETH, ICRC.
 pub(super) const ACK_BYTES: usize = 20;
 /// An answer that takes longer is lost.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// The largest datagram, and more.
 const BUF_BYTES: usize = 8 << 10;
 /// The position of the syndrome, which distinguishes acknowledgements.
@@ -51,7 +51,7 @@ fn receive(socket: &UdpSocket, buf: &mut [u8], is_over: &AtomicBool) -> io::Resu
         if is_over.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        if began.elapsed() > PATIENCE {
+        if began.elapsed() > TIMEOUT {
             return Err(io::ErrorKind::TimedOut.into());
         }
     }

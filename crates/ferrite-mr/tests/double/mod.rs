@@ -585,7 +585,9 @@ pub(crate) fn message(qpn: u32, key: u32, at: u64, len: usize) -> Message {
 }
 
 /// Retries as long as it is deferred, as a sender does.
-pub(crate) fn patiently<T>(mut act: impl FnMut() -> std::result::Result<T, Fault>) -> std::result::Result<T, Fault> {
+pub(crate) fn retry_while_deferred<T>(
+    mut act: impl FnMut() -> std::result::Result<T, Fault>,
+) -> std::result::Result<T, Fault> {
     loop {
         match act() {
             Err(Fault::NotReady { wait_ns }) => {
@@ -606,8 +608,8 @@ pub(crate) fn write(
     data: &[u8],
 ) -> std::result::Result<(), Fault> {
     let message = message(qpn, key, at, data.len());
-    let result = match patiently(|| memory.begin(&message))? {
-        Delivery::Whole => patiently(|| memory.write_whole(&message, data, None)),
+    let result = match retry_while_deferred(|| memory.begin(&message))? {
+        Delivery::Whole => retry_while_deferred(|| memory.write_whole(&message, data, None)),
         Delivery::Parts => data.chunks(1024).enumerate().try_for_each(|(number, chunk)| {
             let part = Part {
                 offset_bytes: number as u32 * 1024,
@@ -615,7 +617,7 @@ pub(crate) fn write(
                 is_last: number == (data.len() - 1) / 1024,
                 immediate: None,
             };
-            patiently(|| memory.write(&message, &part))
+            retry_while_deferred(|| memory.write(&message, &part))
         }),
     };
     if result.is_err() {
@@ -633,10 +635,10 @@ pub(crate) fn read(
     len: usize,
 ) -> std::result::Result<Vec<u8>, Fault> {
     let message = message(qpn, key, at, len);
-    patiently(|| memory.may_read(&message))?;
+    retry_while_deferred(|| memory.may_read(&message))?;
     let mut bytes = vec![1; len];
     for (number, chunk) in bytes.chunks_mut(1024).enumerate() {
-        patiently(|| memory.read(&message, number as u32 * 1024, chunk))?;
+        retry_while_deferred(|| memory.read(&message, number as u32 * 1024, chunk))?;
     }
     Ok(bytes)
 }

@@ -125,7 +125,7 @@ impl Manager {
         let connection = self.connections.get(&id).ok_or(Ignored::Unknown)?;
         match connection.state {
             State::RequestReceived => {
-                let patience = Repr::Mra {
+                let receipt = Repr::Mra {
                     names: Names {
                         local: id,
                         remote: connection.remote,
@@ -133,7 +133,7 @@ impl Manager {
                     answered: 0,
                     timeout: timeout_code(self.config.accept_timeout_ns),
                 };
-                let message = patience.emit(transaction);
+                let message = receipt.emit(transaction);
                 self.send(connection.local, connection.peer, message);
                 Ok(())
             }

@@ -18,7 +18,7 @@ pub(crate) struct Bystander {
 impl Bystander {
     /// On a writable export.
     pub(crate) fn at(address: &str, export: &str) -> Bystander {
-        let options = ClientOptions::default().patience(Some(Duration::from_secs(15)));
+        let options = ClientOptions::default().timeout(Some(Duration::from_secs(15)));
         let client = Client::connect(address, export, &options).unwrap();
         let (is_over, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let thread = {

@@ -88,7 +88,7 @@ pub(crate) fn connect(address: &str) -> Client {
 }
 
 pub(crate) fn connect_with(address: &str, key: Option<Key>) -> Client {
-    let options = ClientOptions::default().patience(Some(Duration::from_secs(60)));
+    let options = ClientOptions::default().timeout(Some(Duration::from_secs(60)));
     Client::connect(address, "", &options.key(key)).unwrap()
 }
 
@@ -125,8 +125,8 @@ fn options_over(provider: Option<&str>) -> ClientOptions {
         provider: Some(provider.to_owned()),
         ..Fabric::default()
     });
-    let patience = Some(Duration::from_secs(60));
-    let options = ClientOptions::default().patience(patience).fabric(fabric);
+    let timeout = Some(Duration::from_secs(60));
+    let options = ClientOptions::default().timeout(timeout).fabric(fabric);
     options.key(key_of_host()).encrypt(Encrypt::Off)
 }
 

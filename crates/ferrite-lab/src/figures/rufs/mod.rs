@@ -114,7 +114,7 @@ impl Remote {
         let exports = vec![ExportOptions::new("").root_squash(false)];
         let served: Arc<dyn FileSystem> = Arc::new(engine.clone());
         let server = Server::start(vec![listener], vec![(served, exports)], &ServerOptions::default())?;
-        let options = ClientOptions::default().patience(Some(Duration::from_secs(20)));
+        let options = ClientOptions::default().timeout(Some(Duration::from_secs(20)));
         Ok(Remote {
             client: Client::connect(&address, "", &options)?,
             _server: server,

@@ -37,7 +37,7 @@ pub(super) fn run(
         provider: Some(Provider::Shm.name().into()),
         ..Fabric::default()
     };
-    let options = ClientOptions::default().patience(Some(Duration::from_secs(20)));
+    let options = ClientOptions::default().timeout(Some(Duration::from_secs(20)));
     let client = Client::connect(server.address()?, "", &options.fabric(Some(fabric)))?;
     let file = filled(&client)?;
     let count = effort.operations as u64;

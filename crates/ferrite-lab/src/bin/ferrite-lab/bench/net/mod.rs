@@ -347,7 +347,7 @@ fn write_whole(file: &dyn OpenFile, offset: u64, data: &[u8]) -> Result<(), Fail
 }
 
 fn connect(address: &str) -> Result<Arc<Client>, Failure> {
-    let options = ClientOptions::default().patience(Some(Duration::from_secs(20)));
+    let options = ClientOptions::default().timeout(Some(Duration::from_secs(20)));
     Ok(Arc::new(Client::connect(address, "", &options)?))
 }
 
