@@ -1,8 +1,8 @@
 //! The PM engine: a file system in a region of byte-addressable storage (`docs/design.md`).
 //!
-//! The crate has floors; each uses only those below it.
+//! The crate has layers; each uses only those below it.
 //!
-//! | floor | folder | what lives there |
+//! | layer | folder | what lives there |
 //! | --- | --- | --- |
 //! | 10 | `engine` | making, mounting, unmounting; the traits of `ferrite-vfs` |
 //! | 9 | `audit` | a pool as a whole: reading its tables, checking, repairing, scrubbing |
@@ -14,7 +14,7 @@
 //! | 3 | `journal` | rings of records: commit, apply, retire, replay |
 //! | 2 | `space`, `cache`, `health` | what is free; what is kept in DRAM; what is damaged |
 //! | 1 | `format`, `background` | the bytes of each structure; threads that work as long as a pool is mounted |
-//! | 0 | `error`, `options`, `lock_order`, `thread` | what all floors use |
+//! | 0 | `error`, `options`, `lock_order`, `thread` | what all layers use |
 //!
 //! *Architecture invariant:* structures on the medium change only by applying a committed record. Words are stored
 //! outside `journal` in only four places: `mkfs`; the control words of mount, unmount and freeze; [`rewrite`], which

@@ -60,7 +60,7 @@ const LINE_COLUMNS_MAX: usize = 120;
 const CODE_COLUMNS_MAX: usize = 130;
 
 /// The layers of the engine, from the lowest to the highest; those of one line do not use each other.
-const ENGINE_FLOORS: &[&[&str]] = &[
+const ENGINE_LAYERS: &[&[&str]] = &[
     &["error", "options", "lock_order", "thread"],
     &["format", "background"],
     &["space", "cache", "health"],
@@ -142,10 +142,10 @@ fn no_modules_of_a_crate_know_each_other_in_a_circle() {
 fn the_engine_calls_downwards_only() {
     let crates = crates();
     let engine = crates.iter().find(|krate| krate.name == "ferrite-fs").unwrap();
-    let floor_of: BTreeMap<&str, usize> = ENGINE_FLOORS
+    let layer_of: BTreeMap<&str, usize> = ENGINE_LAYERS
         .iter()
         .enumerate()
-        .flat_map(|(floor, names)| names.iter().map(move |&name| (name, floor)))
+        .flat_map(|(layer, names)| names.iter().map(move |&name| (name, layer)))
         .collect();
     let top = |module: &str| module.split("::").next().unwrap_or_default().to_string();
     let mut findings = Vec::new();
@@ -158,10 +158,10 @@ fn the_engine_calls_downwards_only() {
                 continue;
             }
             arrows += 1;
-            match (floor_of.get(&*from_top), floor_of.get(&*to_top)) {
-                (Some(from_floor), Some(to_floor)) if from_floor > to_floor => {}
+            match (layer_of.get(&*from_top), layer_of.get(&*to_top)) {
+                (Some(from_layer), Some(to_layer)) if from_layer > to_layer => {}
                 (Some(_), Some(_)) => findings.push(format!("{from} uses {to}")),
-                _ => findings.push(format!("{from_top} or {to_top} has no floor in this test")),
+                _ => findings.push(format!("{from_top} or {to_top} has no layer in this test")),
             }
         }
     }

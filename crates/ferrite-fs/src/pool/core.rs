@@ -1,7 +1,7 @@
 //! The engine's state, and the services that its operations share.
 //!
 //! Contents: [`Core`]: region, journal, free maps, tables, cache; finding and locking inodes; the clock;
-//! stopping after an error. Operations are on the floors above.
+//! stopping after an error. Operations are in the layers above.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
