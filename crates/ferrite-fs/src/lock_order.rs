@@ -42,7 +42,7 @@ ferrite_checks::ranks! {
     /// The list of stretches in which an inode may have pages.
     SpreadList = 180;
     /// Damage met since the mount; noted wherever it is met.
-    Incidents = 190;
+    RuntimeErrors = 190;
     /// Wakes a background thread, from anywhere.
     Signal = 200;
 }

@@ -65,7 +65,7 @@ pub(crate) fn scrub<'e>(core: &'e Core, bytes_per_second: Option<u64>, progress:
             scrub.pace();
         }
     }
-    core.incidents.scrubbed(&scrub.report);
+    core.runtime_errors.scrubbed(&scrub.report);
     Ok(scrub.report)
 }
 
@@ -89,7 +89,7 @@ impl<'e> Scrub<'e> {
 
     /// Returns whether it is a new finding that is kept.
     fn find(&mut self, what: String) -> bool {
-        self.core.incidents.find("a scrub", &what);
+        self.core.runtime_errors.find("a scrub", &what);
         // The mount may have reported it.
         if self.report.findings.contains(&what) {
             return false;

@@ -24,7 +24,7 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
     let slots = core.map.slots();
     let medium = core.region.medium();
     let counters = core.region.counters();
-    let (runtime_findings, runtime_findings_total) = core.incidents.findings();
+    let (runtime_findings, runtime_findings_total) = core.runtime_errors.findings();
     PoolInfo {
         uuid: format!("{:032x}", superblock.uuid),
         format_version: superblock.version,
@@ -68,7 +68,7 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         damage_stops_changes: core.quarantine.stops_changes(),
         runtime_findings,
         runtime_findings_total,
-        last_scrub: core.incidents.last_scrub(),
+        last_scrub: core.runtime_errors.last_scrub(),
         dram: dram(core),
         fences: counters.fences,
         lines_written_back: counters.lines_written_back,

@@ -40,8 +40,8 @@ use crate::format::layout::{
     CONTROL_BOOT, CONTROL_DEFERRED, CONTROL_MOUNTS, CONTROL_OWNER, CONTROL_STATE, DEFERRED_STRICTLY,
     DEFERRED_UNTIL_SYNC, STATE_CLEAN, STATE_IN_USE, Superblock,
 };
-use crate::health::incidents::Incidents;
 use crate::health::quarantine::Quarantine;
+use crate::health::runtime_errors::RuntimeErrors;
 use crate::journal::replay::{Ended, Losses};
 use crate::journal::{Journal, replay};
 use crate::options::MountOptions;
@@ -248,7 +248,7 @@ fn core(
         merges: Merges::default(),
         slabs_left: AtomicU64::new(0),
         quarantine: loaded.quarantine,
-        incidents: Incidents::default(),
+        runtime_errors: RuntimeErrors::default(),
     }
 }
 

@@ -1,4 +1,4 @@
 //! Floor 2, damage: found by the mount, or met by operations since.
 
-pub(crate) mod incidents;
 pub(crate) mod quarantine;
+pub(crate) mod runtime_errors;

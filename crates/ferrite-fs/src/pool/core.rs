@@ -23,8 +23,8 @@ use crate::cache::mapped_ranges::Budget;
 use crate::format::inode::Inode;
 use crate::format::layout::{LINE_BYTES, Superblock};
 use crate::format::unit::Unit;
-use crate::health::incidents::Incidents;
 use crate::health::quarantine::Quarantine;
+use crate::health::runtime_errors::RuntimeErrors;
 use crate::journal::Journal;
 use crate::lock_order;
 use crate::options::MountOptions;
@@ -79,7 +79,7 @@ pub(crate) struct Core {
     /// Damage that the mount found.
     pub(crate) quarantine: Quarantine,
     /// Damage met since.
-    pub(crate) incidents: Incidents,
+    pub(crate) runtime_errors: RuntimeErrors,
     pub(crate) failed: OnceLock<String>,
     pub(crate) closed: AtomicBool,
     /// Records by which the mapping moved entries, since the mount.
@@ -166,7 +166,7 @@ impl Core {
         if let Err(FsError::Damaged(damage)) = &answer
             && !self.has_ended()
         {
-            self.incidents.find("an operation", &damage.to_string());
+            self.runtime_errors.find("an operation", &damage.to_string());
         }
         answer
     }

@@ -140,7 +140,7 @@ fn what_follows_the_commit_makes_no_error_of_a_success() {
             .rename(SYSTEM, ROOT_INO, b"source", ROOT_INO, b"target", RenameMode::Replace)
             .unwrap();
         assert_eq!(engine.lookup(SYSTEM, ROOT_INO, b"target").unwrap().ino, source);
-        let (_, told) = engine.core().incidents.findings();
+        let (_, told) = engine.core().runtime_errors.findings();
         assert_eq!(told, 2, "{mapping:?}: the damage was reported, once each");
         assert!(!engine.is_read_only());
     }

@@ -1,6 +1,6 @@
 //! Damage met and scrubs completed since the mount: for `ferrite info` and the log.
 //!
-//! Contents: [`Incidents`], one for each mounted pool. Damage that a mount finds is in [`super::quarantine`];
+//! Contents: [`RuntimeErrors`], one for each mounted pool. Damage that a mount finds is in [`super::quarantine`];
 //! operations and scrubs note here the damage that they meet later. Noting takes a lock, so it is for errors only.
 //!
 //! Invariants:
@@ -28,15 +28,15 @@ struct Kept {
 
 /// Findings and scrubs since the mount.
 #[derive(Default)]
-pub(crate) struct Incidents {
-    kept: Mutex<lock_order::Incidents, Kept>,
+pub(crate) struct RuntimeErrors {
+    kept: Mutex<lock_order::RuntimeErrors, Kept>,
 }
 
 fn now_s() -> i64 {
     clock_gettime(ClockId::Realtime).tv_sec
 }
 
-impl Incidents {
+impl RuntimeErrors {
     /// Notes damage that `by` met, and logs it.
     #[cold]
     pub(crate) fn find(&self, by: &str, what: &str) {
@@ -96,17 +96,17 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_bounded_and_counted() {
-        let incidents = Incidents::default();
+        let runtime_errors = RuntimeErrors::default();
         for round in 0..3 {
             for n in 0..KEPT_MAX {
-                assert_eq!(incidents.note(&format!("block {n}")), round + 1);
+                assert_eq!(runtime_errors.note(&format!("block {n}")), round + 1);
             }
         }
-        let (kept, total) = incidents.findings();
+        let (kept, total) = runtime_errors.findings();
         assert_eq!((kept.len(), total), (KEPT_MAX, 3 * KEPT_MAX as u64));
         assert_eq!((kept[0].what.as_str(), kept[0].count), ("block 0", 3));
-        incidents.note("one more");
-        let (kept, total) = incidents.findings();
+        runtime_errors.note("one more");
+        let (kept, total) = runtime_errors.findings();
         assert_eq!((kept.len(), total), (KEPT_MAX, 3 * KEPT_MAX as u64 + 1));
         assert_eq!(kept[0].what, "block 1", "the first is gone");
         assert_eq!(kept[KEPT_MAX - 1].what, "one more");
