@@ -382,7 +382,7 @@ pub(crate) fn client_replies(data: &[u8]) {
 
 /// What a name of a request is, for those who lie about one kind alone.
 #[allow(dead_code, reason = "for the tests only")]
-pub(crate) fn number_of(name: &str) -> u16 {
+pub(crate) fn opcode_of(name: &str) -> u16 {
     (0..u16::MAX)
         .find(|&number| Request::name_of(number) == Some(name))
         .expect("a request has this name")

@@ -284,7 +284,7 @@ impl FileSystem for Client {
 
     fn open(&self, ctx: &Ctx, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
         let node = self.node(ino)?;
-        let file = self.link.fresh_number();
+        let file = self.link.fresh_id();
         let request = FsRequest::Open { node, mode, file };
         let reply = match request.is_change() {
             true => self.change(ctx, request)?,
@@ -295,7 +295,7 @@ impl FileSystem for Client {
     }
 
     fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {
-        let file = self.link.fresh_number();
+        let file = self.link.fresh_id();
         let request = FsRequest::Create {
             parent: self.node(parent)?,
             name,
@@ -316,7 +316,7 @@ impl FileSystem for Client {
     }
 
     fn open_path(&self, ctx: &Ctx, start: &Start, path: &[u8], flags: &OpenFlags) -> Result<Opened> {
-        let file = self.link.fresh_number();
+        let file = self.link.fresh_id();
         let flags = &self.without_creation(ctx, start, path, flags)?;
         let request = FsRequest::OpenPath {
             root: self.node(start.root)?,

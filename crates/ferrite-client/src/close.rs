@@ -61,7 +61,7 @@ impl Link {
 
     /// Asks the server to end the session at once. If that does not arrive, the session ends with its lease.
     fn say_goodbye(&self, up: &Arc<Up>) {
-        let goodbye = encode(&own_head(self.fresh_number()), &ImmediateRequest::Goodbye {});
+        let goodbye = encode(&own_head(self.fresh_id()), &ImmediateRequest::Goodbye {});
         let (done, is_done) = channel();
         let up = Arc::clone(up);
         // The connection may be full of data that the server does not take.

@@ -225,7 +225,7 @@ impl Client {
         let request = FsRequest::Open {
             node: self.node(ROOT_INO)?,
             mode: OpenMode::read_write(),
-            file: self.link.fresh_number(),
+            file: self.link.fresh_id(),
         };
         match self.ask(SYSTEM, request)?.result::<untrusted::FileMac>() {
             Err(FsError::ReadOnly) => Ok(true),

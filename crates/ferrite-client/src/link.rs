@@ -172,11 +172,11 @@ impl Link {
     }
 
     pub(super) fn requests(&self) -> u64 {
-        self.requests.numbers().load(Ordering::Relaxed)
+        self.requests.ids().load(Ordering::Relaxed)
     }
 
-    pub(super) fn fresh_number(&self) -> u64 {
-        self.requests.fresh_number()
+    pub(super) fn fresh_id(&self) -> u64 {
+        self.requests.fresh_id()
     }
 
     pub(super) fn disconnect(&self) {
@@ -599,7 +599,7 @@ impl Link {
             wants_leases: self.cache.is_some(),
             spin: self.options.spin,
             are_leases_relied_on: self.taking_back.is_on(),
-            numbers: self.requests.numbers(),
+            next_id: self.requests.ids(),
         };
         let (connection, receiver, welcome, term) = setup.set_up_session(resume_token, limit)?;
         if let Some(cache) = &self.cache {

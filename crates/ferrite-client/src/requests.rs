@@ -117,7 +117,7 @@ const POSTED_BYTES: usize = 160;
 /// All requests, and which of them count: there may be thousands that do not.
 #[derive(Default)]
 struct All {
-    by_number: BTreeMap<u64, Pending>,
+    by_id: BTreeMap<u64, Pending>,
     counted: BTreeSet<u64>,
     /// Memory of those without a waiter.
     posted_bytes: usize,
@@ -129,10 +129,10 @@ impl All {
             self.counted.insert(number);
         }
         self.posted_bytes += pending.posted_bytes();
-        self.by_number.insert(number, pending);
+        self.by_id.insert(number, pending);
         while self.posted_bytes > POSTED_BYTES_MAX {
             let is_posted = |(&number, pending): (&u64, &Pending)| (pending.posted_bytes() > 0).then_some(number);
-            let Some(oldest) = self.by_number.iter().find_map(is_posted) else {
+            let Some(oldest) = self.by_id.iter().find_map(is_posted) else {
                 break;
             };
             self.remove(oldest);
@@ -141,7 +141,7 @@ impl All {
 
     fn remove(&mut self, number: u64) -> Option<Pending> {
         self.counted.remove(&number);
-        let removed = self.by_number.remove(&number)?;
+        let removed = self.by_id.remove(&number)?;
         self.posted_bytes -= removed.posted_bytes();
         Some(removed)
     }
@@ -150,7 +150,7 @@ impl All {
 /// See the head of this module.
 pub(super) struct Requests {
     all: Mutex<lock_order::Requests, All>,
-    next_number: AtomicU64,
+    next_id: AtomicU64,
     /// How many are for completions.
     deferred: AtomicU64,
     /// How many cancel other requests.
@@ -163,7 +163,7 @@ impl Default for Requests {
     fn default() -> Self {
         Requests {
             all: Mutex::default(),
-            next_number: AtomicU64::new(1),
+            next_id: AtomicU64::new(1),
             deferred: AtomicU64::new(0),
             cancels: AtomicU64::new(0),
             completed: Mutex::default(),
@@ -173,19 +173,19 @@ impl Default for Requests {
 
 impl Requests {
     /// The next number of a request, or of a file.
-    pub(super) fn numbers(&self) -> &AtomicU64 {
-        &self.next_number
+    pub(super) fn ids(&self) -> &AtomicU64 {
+        &self.next_id
     }
 
-    pub(super) fn fresh_number(&self) -> u64 {
-        self.next_number.fetch_add(1, Ordering::Relaxed)
+    pub(super) fn fresh_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Numbers a request and registers it as in flight.
     pub(super) fn enter(&self, head: &mut Head, pending: impl FnOnce(&Head) -> Pending) {
         // Under the lock: a number that is not registered yet would pass for settled.
         let mut all = self.all.lock();
-        head.id = self.fresh_number();
+        head.id = self.fresh_id();
         head.settled_below = all.counted.first().copied().unwrap_or(head.id);
         all.insert(head.id, pending(head));
     }
@@ -193,7 +193,7 @@ impl Requests {
     /// The head of a ping, which no thread waits for and which reports the settled numbers.
     pub(super) fn ping(&self) -> Head {
         let all = self.all.lock();
-        let id = self.fresh_number();
+        let id = self.fresh_id();
         Head {
             settled_below: all.counted.first().copied().unwrap_or(id),
             ..own_head(id)
@@ -250,7 +250,7 @@ impl Requests {
     /// Settles an answered request, and returns its waiter, if any.
     fn settle(&self, number: u64) -> Option<Pending> {
         let mut all = self.all.lock();
-        let pending = match all.by_number.get(&number) {
+        let pending = match all.by_id.get(&number) {
             // The waiting thread removes itself.
             Some(Pending::Thread(waiter)) => Some(Pending::Thread(Arc::clone(waiter))),
             Some(Pending::Posted(_) | Pending::Deferred(_)) => all.remove(number),
@@ -267,10 +267,10 @@ impl Requests {
             return;
         }
         let ended: Vec<u64> = all
-            .by_number
+            .by_id
             .iter()
             .filter_map(|(&number, pending)| match pending {
-                Pending::Cancels(of, _) if !all.by_number.contains_key(of) => Some(number),
+                Pending::Cancels(of, _) if !all.by_id.contains_key(of) => Some(number),
                 _ => None,
             })
             .collect();
@@ -284,7 +284,7 @@ impl Requests {
         self.enter(head, |head| Pending::Cancels(of, body(head)));
         let mut all = self.all.lock();
         self.end_cancels(&mut all);
-        all.by_number.contains_key(&head.id)
+        all.by_id.contains_key(&head.id)
     }
 
     fn is_done(&self, completion: Completion) {
@@ -303,7 +303,7 @@ impl Requests {
         let mut late = Vec::new();
         let mut all = self.all.lock();
         let ended: Vec<(u64, FsError)> = all
-            .by_number
+            .by_id
             .iter()
             .filter_map(|(&number, pending)| match pending {
                 Pending::Deferred(deferred) if deferred.deadline.is_some_and(|deadline| now >= deadline) => {
@@ -326,7 +326,7 @@ impl Requests {
 
     /// Makes all waiting threads retry, or learn that the client is closed.
     pub(super) fn break_off(&self) {
-        for pending in self.all.lock().by_number.values() {
+        for pending in self.all.lock().by_id.values() {
             if let Pending::Thread(waiter) = pending {
                 waiter.break_off();
             }
@@ -336,7 +336,7 @@ impl Requests {
     /// Fails all.
     pub(super) fn fail(&self) {
         let all = std::mem::take(&mut *self.all.lock());
-        for pending in all.by_number.into_values() {
+        for pending in all.by_id.into_values() {
             match pending {
                 Pending::Thread(waiter) => waiter.set(State::Broken),
                 Pending::Posted(_) | Pending::Cancels(..) => {}
@@ -348,7 +348,7 @@ impl Requests {
     /// Makes another waiting thread receive than the one that waits for the reply `but`. False if none waits.
     pub(super) fn call_another(&self, but: u64) -> bool {
         let all = self.all.lock();
-        all.by_number.iter().any(|(&number, pending)| match pending {
+        all.by_id.iter().any(|(&number, pending)| match pending {
             Pending::Thread(waiter) => number != but && waiter.call(),
             _ => false,
         })
@@ -357,14 +357,11 @@ impl Requests {
     /// The requests that must arrive with numbers from `from` on, with bodies and data.
     pub(super) fn outstanding(&self, from: u64) -> Vec<(u64, Vec<u8>, Vec<u8>)> {
         let all = self.all.lock();
-        let open = all
-            .by_number
-            .range(from..)
-            .filter_map(|(&number, pending)| match pending {
-                Pending::Posted(body) | Pending::Cancels(_, body) => Some((number, body.clone(), Vec::new())),
-                Pending::Deferred(deferred) => Some((number, deferred.body.clone(), deferred.data().to_vec())),
-                Pending::Thread(_) => None,
-            });
+        let open = all.by_id.range(from..).filter_map(|(&number, pending)| match pending {
+            Pending::Posted(body) | Pending::Cancels(_, body) => Some((number, body.clone(), Vec::new())),
+            Pending::Deferred(deferred) => Some((number, deferred.body.clone(), deferred.data().to_vec())),
+            Pending::Thread(_) => None,
+        });
         open.collect()
     }
 }

@@ -39,7 +39,7 @@ pub(super) struct SessionSetup<'c> {
     /// Other parties (a kernel) rely on replies given under earlier leases until they are recalled.
     pub(super) are_leases_relied_on: bool,
     /// The next number of a request.
-    pub(super) numbers: &'c AtomicU64,
+    pub(super) next_id: &'c AtomicU64,
 }
 
 impl SessionSetup<'_> {
@@ -93,7 +93,7 @@ struct Dialogue<'d> {
 
 impl Dialogue<'_> {
     fn ask<'r>(&mut self, request: impl Into<Request<'r>>) -> Result<Reply, ConnectError> {
-        let head = own_head(self.setup.numbers.fetch_add(1, Ordering::Relaxed));
+        let head = own_head(self.setup.next_id.fetch_add(1, Ordering::Relaxed));
         self.connection.send(&encode(&head, &request.into()), &[])?;
         loop {
             match Reply::receive(self.receiver)? {

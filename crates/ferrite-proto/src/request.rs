@@ -13,8 +13,8 @@ use super::codec::{Encode, Malformed, Reader, Wire};
 use super::message::{Node, ResumeToken};
 use super::rdma::QueuePairInfo;
 
-/// All numbers of requests are smaller.
-pub const REQUEST_NUMBERS: usize = 64;
+/// All opcodes are smaller.
+pub const OPCODES_MAX: usize = 64;
 
 /// Defines an enum of groups: the conversions into it, and the properties that all groups have.
 macro_rules! groups {
@@ -47,10 +47,10 @@ macro_rules! groups {
                 }
             }
 
-            /// Its number.
-            pub fn number(&self) -> u16 {
+            /// Its opcode.
+            pub fn opcode(&self) -> u16 {
                 match self {
-                    $($all::$variant(request) => request.number(),)*
+                    $($all::$variant(request) => request.opcode(),)*
                 }
             }
         }
@@ -58,7 +58,7 @@ macro_rules! groups {
 }
 
 groups! {
-    /// A request: its number (16 bits), then its fields.
+    /// A request: its opcode (16 bits), then its fields.
     Request {
         /// The thread that receives it handles it.
         Immediate(ImmediateRequest<'m>),
@@ -141,8 +141,8 @@ macro_rules! requests {
                     }
                 }
 
-                /// Its number.
-                pub fn number(&self) -> u16 {
+                /// Its opcode.
+                pub fn opcode(&self) -> u16 {
                     match self {
                         $($group::$name { .. } => $number,)*
                     }
@@ -157,14 +157,14 @@ macro_rules! requests {
                         $(let $field = from.get()?;)*
                         Ok($group::$name { $($field),* }.into())
                     })*)*
-                    _ => Err(Malformed("no request has this number")),
+                    _ => Err(Malformed("no request has this opcode")),
                 }
             }
         }
 
         impl Request<'_> {
-            /// The name of the request with this number.
-            pub fn name_of(number: u16) -> Option<&'static str> {
+            /// The name of the request with this opcode.
+            pub fn name_of(opcode: u16) -> Option<&'static str> {
                 match number {
                     $($($number => Some(stringify!($name)),)*)*
                     _ => None,
@@ -475,7 +475,7 @@ mod tests {
         let ping = bytes(&ImmediateRequest::Ping {});
         assert!(Reader::new(&ping).last::<Request<'_>>().is_ok());
         assert!(Reader::new(&ping).last::<Call<'_>>().is_err());
-        for number in 0..REQUEST_NUMBERS as u16 {
+        for number in 0..OPCODES_MAX as u16 {
             let mut body = bytes(&number);
             body.extend([0; 200]);
             let (any, call) = (

@@ -14,7 +14,7 @@ use ferrite_roce::wire::{Psn, Qpn, UDP_PORT, private};
 use ferrite_roce::{requester, responder};
 
 use crate::mailbox::Command;
-use crate::numbers::{random, random_psn};
+use crate::qpn::{random, random_psn};
 use crate::service::{ConnectRequest, End};
 use crate::shared::Shared;
 
@@ -130,7 +130,7 @@ impl Listener {
     /// Asks the service; returns its refusal, if any.
     fn admit(&self, id: Id, local: SocketAddr, peer: IpAddr, request: &Req, shared: &Shared) -> Result<Pair, Vec<u8>> {
         let mtu = Mtu::from_code(request.mtu).ok_or_else(Vec::new)?;
-        let qpn = shared.numbers.take().ok_or_else(Vec::new)?;
+        let qpn = shared.qpns.take().ok_or_else(Vec::new)?;
         let connect = ConnectRequest {
             peer,
             local: local.ip(),
@@ -140,7 +140,7 @@ impl Listener {
         let mut reply = shared
             .service
             .accept(&connect)
-            .inspect_err(|_| shared.numbers.give_back(qpn))?;
+            .inspect_err(|_| shared.qpns.give_back(qpn))?;
         reply.truncate(ferrite_roce::wire::cm::REP_PRIVATE_BYTES);
         // Each end announces where the packets of the other begin.
         let psn = random_psn();

@@ -18,9 +18,9 @@ use ferrite_roce::{requester, responder};
 use crate::counters::Counters;
 use crate::error::{Error, StartError};
 use crate::mailbox::{Command, Mailbox};
-use crate::numbers::{Numbers, random_psn};
 use crate::path;
 use crate::port::Port;
+use crate::qpn::{QpnAllocator, random_psn};
 use crate::service::{Options, Peer, QueuePair, Service};
 use crate::shared::Shared;
 use crate::worker::Worker;
@@ -69,7 +69,7 @@ impl Rnic {
         }
         let mailboxes = (0..count).map(|_| Mailbox::new().map(Arc::new));
         let shared = Arc::new(Shared {
-            numbers: Numbers::new(options.queue_pairs_max),
+            qpns: QpnAllocator::new(options.queue_pairs_max),
             service,
             mailboxes: mailboxes.collect::<Result<_, _>>().map_err(StartError::Thread)?,
         });
@@ -131,7 +131,7 @@ impl Rnic {
             failed(std::io::Error::new(std::io::ErrorKind::AddrNotAvailable, text))
         })?;
         let mtu = peer.mtu.min(path.mtu);
-        let qpn = self.shared.numbers.take().ok_or(Error::NoQueuePair)?;
+        let qpn = self.shared.qpns.take().ok_or(Error::NoQueuePair)?;
         prepare(qpn);
         let psn = random_psn();
         let connection = Connection {
@@ -150,7 +150,7 @@ impl Rnic {
             }),
         });
         if is_done.recv().is_err() {
-            self.shared.numbers.give_back(qpn);
+            self.shared.qpns.give_back(qpn);
             return Err(Error::NoQueuePair);
         }
         Ok(QueuePair { address, qpn, psn, mtu })
@@ -193,7 +193,7 @@ impl Rnic {
         }
         drop(done);
         let mut sum = Counters {
-            queue_pairs: self.shared.numbers.count() as u64,
+            queue_pairs: self.shared.qpns.count() as u64,
             ..Counters::default()
         };
         counts.into_iter().for_each(|one| sum += one);

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use ferrite_roce::wire::{QPN_MANAGEMENT, Qpn};
 
 use crate::mailbox::Mailbox;
-use crate::numbers::Numbers;
+use crate::qpn::QpnAllocator;
 use crate::service::Service;
 
 /// State shared by the threads.
 pub(crate) struct Shared {
-    pub(crate) numbers: Numbers,
+    pub(crate) qpns: QpnAllocator,
     pub(crate) service: Arc<dyn Service>,
     pub(crate) mailboxes: Vec<Arc<Mailbox>>,
 }

@@ -110,7 +110,7 @@ impl<M: Memory> Worker<M> {
 
     fn stop(mut self) {
         self.mailbox.close();
-        let numbers: Vec<Qpn> = self.endpoint.numbers().collect();
+        let numbers: Vec<Qpn> = self.endpoint.qpns().collect();
         for qpn in numbers {
             self.remove(qpn);
         }
@@ -167,7 +167,7 @@ impl<M: Memory> Worker<M> {
             counters.sent += of_port.sent;
             counters.not_sent += of_port.failed;
         }
-        for qpn in self.endpoint.numbers() {
+        for qpn in self.endpoint.qpns() {
             if let Some((_, responder)) = self.endpoint.get(qpn) {
                 counters.note_responder(&responder.counters());
             }
@@ -182,7 +182,7 @@ impl<M: Memory> Worker<M> {
             for completion in self.endpoint.remove(qpn, &mut self.memory) {
                 self.answer(qpn, completion);
             }
-            self.shared.numbers.give_back(qpn);
+            self.shared.qpns.give_back(qpn);
         }
         self.ended.remove(&qpn);
     }

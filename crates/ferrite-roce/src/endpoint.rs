@@ -233,7 +233,7 @@ impl Endpoint {
     }
 
     /// The numbers of all queue pairs.
-    pub fn numbers(&self) -> impl Iterator<Item = Qpn> {
+    pub fn qpns(&self) -> impl Iterator<Item = Qpn> {
         self.table.keys().copied()
     }
 

@@ -334,7 +334,7 @@ impl Service for Front {
                     put::<()>(out, head.id, Err(error));
                     return Ok(Served::Yes);
                 }
-                let received = Received::new(request.number(), body, data, out);
+                let received = Received::new(request.opcode(), body, data, out);
                 let measured = received.measured;
                 session.seen(measured.since.duration_since(inner.began).as_millis() as u64);
                 let served = inner.dispatch(session, head, request, received, out)?;

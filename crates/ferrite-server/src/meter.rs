@@ -21,7 +21,7 @@ use ferrite_fabric::reactor::{Data, TurnCounts};
 use super::Inner;
 use crate::lock_order;
 use ferrite_proto::{
-    Activity, BoundFileInfo, Counted, LATENCY_CLASSES, OperationActivity, REQUEST_NUMBERS, RdmaCounters, SHORTEST_LOG2,
+    Activity, BoundFileInfo, Counted, LATENCY_CLASSES, OPCODES_MAX, OperationActivity, RdmaCounters, SHORTEST_LOG2,
 };
 
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl Counts {
 
 /// Counters by kind of request; unused kinds take no space.
 #[derive(Debug)]
-struct Operations([OnceLock<Box<Counts>>; REQUEST_NUMBERS]);
+struct Operations([OnceLock<Box<Counts>>; OPCODES_MAX]);
 
 impl Default for Operations {
     fn default() -> Self {

@@ -8,13 +8,13 @@ use super::meter::{Metrics, Observer};
 use super::session::Session;
 use super::verbs::Verbs;
 use super::{Inner, Server};
-use ferrite_proto::{Activity, BoundFileInfo, ClientActivity, Counted, LATENCY_CLASSES, REQUEST_NUMBERS};
+use ferrite_proto::{Activity, BoundFileInfo, ClientActivity, Counted, LATENCY_CLASSES, OPCODES_MAX};
 
 /// Most clients in a report to a client.
 const CLIENTS_MAX: usize = 32;
 /// Maximum length of a reply: all kinds of requests, by as many clients, and all latencies.
-const REPLY_BYTES_MAX: usize = CLIENTS_MAX * (160 + REQUEST_NUMBERS * (2 + size_of::<Counted>()))
-    + REQUEST_NUMBERS * (6 + size_of::<Counted>() + 8 * LATENCY_CLASSES)
+const REPLY_BYTES_MAX: usize = CLIENTS_MAX * (160 + OPCODES_MAX * (2 + size_of::<Counted>()))
+    + OPCODES_MAX * (6 + size_of::<Counted>() + 8 * LATENCY_CLASSES)
     + 64;
 const _: () = assert!(REPLY_BYTES_MAX < ferrite_fabric::frame::BODY_BYTES_MAX);
 

@@ -146,7 +146,7 @@ impl State {
     pub(super) fn load(fs: &dyn FileSystem) -> Result<(State, RecoveredState), FsError> {
         let limits = fs.limits();
         let may_lose = !limits.durable_operations || limits.durability != Durability::Power;
-        State::load_in(fs, boot_number(), may_lose)
+        State::load_in(fs, boot_id(), may_lose)
     }
 
     /// The same in a boot of this number; `may_lose`: whether a loss of power may lose operations.
@@ -223,7 +223,7 @@ impl State {
     pub(super) fn new_session(&self, fs: &dyn FileSystem) -> u64 {
         let mut kept = self.content.lock();
         kept.live += 1;
-        let number = kept.fresh_number();
+        let number = kept.fresh_id();
         if number >= kept.content.reserved || !kept.content.has_sessions {
             kept.reserve(number);
             kept.content.has_sessions = true;
@@ -250,7 +250,7 @@ impl State {
         }
         let free: Vec<u32> = (0..kept.count).filter(|&slot| is_free[slot as usize]).collect();
         let share = kept.share(account, free.len()).min(count);
-        let number = kept.fresh_number();
+        let number = kept.fresh_id();
         // Tokens have half a word for it.
         if share == 0 || number > u64::from(u32::MAX) {
             return (0, Vec::new());
@@ -429,7 +429,7 @@ fn read(stored: &[u8]) -> Result<Option<Content>, FsError> {
 }
 
 impl Kept {
-    fn fresh_number(&mut self) -> u64 {
+    fn fresh_id(&mut self) -> u64 {
         self.next += 1;
         self.next - 1
     }
@@ -469,7 +469,7 @@ impl Kept {
 }
 
 /// A number of this boot of the machine, never 0.
-fn boot_number() -> u64 {
+fn boot_id() -> u64 {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = id.chars().filter(char::is_ascii_hexdigit).take(16).collect();
     u64::from_str_radix(&digits, 16).unwrap_or(0) | 1

@@ -10,7 +10,7 @@ use crate::common;
 use crate::common::raw::Raw;
 use crate::common::{export, make_pool, mount, serve};
 use ferrite_proto::{
-    Call, FileRequest, FsRequest, ImmediateRequest, LockingRequest, Node, NodeAttr, QueuePairInfo, REQUEST_NUMBERS,
+    Call, FileRequest, FsRequest, ImmediateRequest, LockingRequest, Node, NodeAttr, OPCODES_MAX, QueuePairInfo,
     RdmaRequest, Request, SessionRequest, UdpPlace,
 };
 use ferrite_server::{Server, ServerOptions};
@@ -614,7 +614,7 @@ fn no_request_holds_the_thread_that_received_it() {
     let turns = || observer.look().expect("it runs").turns;
     let (mut pinger, _) = Raw::with_session(&world.address, "");
     let mut late = Vec::new();
-    for kind in (0..REQUEST_NUMBERS as u16).filter_map(Request::name_of) {
+    for kind in (0..OPCODES_MAX as u16).filter_map(Request::name_of) {
         assert!(
             DOCS.contains(&format!("| {kind} |")),
             "docs/engines.md has no bound of {kind}"

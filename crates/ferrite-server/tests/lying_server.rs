@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::replies::{Frame, HEAD_BYTES, Liar, honest, number_of};
+use crate::replies::{Frame, HEAD_BYTES, Liar, honest, opcode_of};
 use ferrite_client::volume::RemoteVolume;
 use ferrite_client::{Client, ClientOptions};
 use ferrite_proto::{ENTRY_FOLLOWS, Encode, Entry, EntryInfo, LISTING_GOES_ON};
@@ -15,7 +15,7 @@ use ferrite_vfs::{FileKind, FileSystem, FsError, OpenMode, ROOT_INO, SYSTEM};
 
 /// A client of a server that changes the replies to one kind of request.
 fn lied_to(kind: &str, lie: impl Fn(&mut Frame) + Send + Sync + 'static) -> (Client, Liar, Arc<AtomicUsize>) {
-    let (number, lies) = (number_of(kind), Arc::new(AtomicUsize::new(0)));
+    let (number, lies) = (opcode_of(kind), Arc::new(AtomicUsize::new(0)));
     let count = Arc::clone(&lies);
     let liar = Liar::new(honest(), move |requested, mut frame| {
         if requested == number {
@@ -169,7 +169,7 @@ fn sizes_numbers_and_space_are_those_of_files() {
     is_refused(client.getattr(SYSTEM, ROOT_INO));
     for (blocks, free) in [(u64::MAX, 0u64), (5, 6)] {
         let liar = Liar::new(honest(), move |requested, mut frame| {
-            if requested == number_of("Statfs") {
+            if requested == opcode_of("Statfs") {
                 says(&mut frame, |out| {
                     4096u32.put(out);
                     (blocks, free).put(out);
@@ -220,7 +220,7 @@ fn slots_that_cannot_be_are_not_waited_for() {
 #[test]
 fn a_flood_of_recalls_keeps_nobody() {
     let liar = Liar::new(honest(), |requested, frame| {
-        if requested != number_of("Statfs") {
+        if requested != opcode_of("Statfs") {
             return vec![frame];
         }
         let recall = |number: u64| {
@@ -246,7 +246,7 @@ fn a_flood_of_recalls_keeps_nobody() {
 #[test]
 fn a_server_that_breaks_connections_costs_little() {
     let liar = Liar::new(honest(), |requested, mut frame| {
-        if requested == number_of("Getattr") {
+        if requested == opcode_of("Getattr") {
             // No valid reply has these flags.
             frame.body[HEAD_BYTES - 1] = 0xff;
         }
@@ -264,7 +264,7 @@ fn a_server_that_breaks_connections_costs_little() {
 fn a_welcome_that_cannot_be_is_refused() {
     for lease_at in [HEAD_BYTES + 2 + 8 + 16 + 1, HEAD_BYTES] {
         let liar = Liar::new(honest(), move |requested, mut frame| {
-            if requested == number_of("Hello") {
+            if requested == opcode_of("Hello") {
                 frame.body[lease_at..lease_at + 4].fill(0);
             }
             vec![frame]

@@ -41,7 +41,7 @@ pub(crate) struct Channel {
 }
 
 /// The connection that a message says it is for.
-pub(crate) fn number_of(message: &[u8]) -> Option<u64> {
+pub(crate) fn channel_of(message: &[u8]) -> Option<u64> {
     message.first_chunk().map(|number| u64::from_le_bytes(*number))
 }
 

@@ -20,7 +20,7 @@ use ferrite_buffers::{Buffer, Pool};
 use ferrite_checks::ranked::{Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::channel::{Channel, number_of};
+use super::channel::{Channel, channel_of};
 use super::{Descriptor, RINGS_AFTER, SLOTS, message_bytes, pause, prefix};
 use crate::FabricError;
 use crate::frame::{INLINE_BYTES_MAX, Lengths};
@@ -322,7 +322,7 @@ impl State {
             }
         };
         match &mut self.channel {
-            Some(channel) if number_of(&message) == Some(channel.number()) => {
+            Some(channel) if channel_of(&message) == Some(channel.number()) => {
                 channel.accept(message, |piece| inbox.push_back(piece.to_vec()), &mut free)?;
             }
             // From an earlier connection, or from a peer that guesses.

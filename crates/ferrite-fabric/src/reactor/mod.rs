@@ -288,7 +288,7 @@ struct Reactor<S: Service> {
     listeners: Vec<TcpListener>,
     connections: HashMap<u64, Connection<S::Peer>>,
     unauthenticated: Crowd<Unauthenticated>,
-    next_number: u64,
+    next_id: u64,
     /// Connections that wait for a buffer, or whose turn was cut short.
     waiting: Vec<u64>,
     buf: Vec<u8>,
@@ -323,7 +323,7 @@ impl<S: Service> Reactor<S> {
             listeners,
             connections: HashMap::new(),
             unauthenticated: Crowd::new(UNAUTHENTICATED_MAX, UNAUTHENTICATED_OF_SOURCE_MAX),
-            next_number: 0,
+            next_id: 0,
             waiting: Vec::new(),
             buf: vec![0; TURN_BYTES],
             rests_until: None,
@@ -494,8 +494,8 @@ impl<S: Service> Reactor<S> {
     }
 
     fn adopt(&mut self, stream: TcpStream, address: SocketAddr) {
-        let number = self.next_number;
-        self.next_number += 1;
+        let number = self.next_id;
+        self.next_id += 1;
         let interest = EventFlags::IN;
         let ready = stream
             .set_nonblocking(true)

@@ -20,7 +20,7 @@ use ferrite_buffers::{BUFFER_BYTES_MAX, Buffer, Pool};
 use super::turns::TurnEnd;
 use super::{Close, Data, FabricOptions, QUEUED_BYTES_MAX, Served, Service};
 use crate::FabricError;
-use crate::fabric::channel::{Channel, number_of};
+use crate::fabric::channel::{Channel, channel_of};
 use crate::fabric::{
     DESCRIPTOR_BYTES, Descriptor, Introduction, NAP, RINGS_AFTER, Reply, SLOTS, lengths, message_bytes, pause, random,
 };
@@ -246,7 +246,7 @@ pub(super) struct Fabrics {
     pending: HashMap<u64, (u64, Pending)>,
     next_tag: u64,
     /// Connections by the number in their messages, each with its endpoint.
-    numbers: HashMap<u64, (u64, usize)>,
+    by_channel: HashMap<u64, (u64, usize)>,
     heard: Instant,
 }
 
@@ -279,13 +279,13 @@ impl Fabrics {
             ends: Vec::new(),
             pending: HashMap::new(),
             next_tag: 0,
-            numbers: HashMap::new(),
+            by_channel: HashMap::new(),
             heard: Instant::now(),
         }
     }
 
     fn is_used(&self) -> bool {
-        !self.numbers.is_empty() || !self.pending.is_empty()
+        !self.by_channel.is_empty() || !self.pending.is_empty()
     }
 
     /// How long to sleep before the next look.
@@ -351,7 +351,7 @@ impl Fabrics {
         if let Some(guard) = &end.guard {
             guard.add(peer, &said.name);
         }
-        self.numbers.insert(number, (connection, index));
+        self.by_channel.insert(number, (connection, index));
         self.heard = Instant::now();
         let wired = Wired {
             end: index,
@@ -420,7 +420,7 @@ impl Fabrics {
 
     /// Forgets a connection that is gone.
     pub(super) fn forget(&mut self, connection: u64, mut wired: Wired) {
-        self.numbers.remove(&wired.channel.number());
+        self.by_channel.remove(&wired.channel.number());
         let end = &mut self.ends[wired.end];
         end.spare.extend(wired.channel.take_early());
         end.clients -= 1;
@@ -443,7 +443,7 @@ impl Fabrics {
         for index in 0..self.ends.len() {
             let end = &mut self.ends[index];
             if end.is_spoilt() {
-                let its = self.numbers.values().filter(|(_, of)| *of == index);
+                let its = self.by_channel.values().filter(|(_, of)| *of == index);
                 events.extend(its.map(|&(connection, _)| Event::Failed { connection }));
                 continue;
             }
@@ -462,7 +462,9 @@ impl Fabrics {
                     Kind::Received => {
                         let end = &mut self.ends[index];
                         end.posted -= 1;
-                        let connection = number_of(&buffer).and_then(|number| self.numbers.get(&number)).copied();
+                        let connection = channel_of(&buffer)
+                            .and_then(|number| self.by_channel.get(&number))
+                            .copied();
                         match connection {
                             Some((connection, _)) if is_ok => {
                                 self.heard = Instant::now();
@@ -478,7 +480,7 @@ impl Fabrics {
                     }
                     Kind::Sent if is_ok => {}
                     Kind::Sent => {
-                        if let Some(&(connection, _)) = self.numbers.get(&tag) {
+                        if let Some(&(connection, _)) = self.by_channel.get(&tag) {
                             events.push(Event::Failed { connection });
                         }
                     }

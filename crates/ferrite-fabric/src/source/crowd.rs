@@ -11,7 +11,7 @@ pub struct Crowd<T> {
     of_all: usize,
     of_source: usize,
     /// By number, and so by age.
-    by_number: BTreeMap<u64, (Source, T)>,
+    by_id: BTreeMap<u64, (Source, T)>,
     by_source: HashMap<Source, usize>,
 }
 
@@ -21,41 +21,41 @@ impl<T> Crowd<T> {
         Crowd {
             of_all,
             of_source,
-            by_number: BTreeMap::new(),
+            by_id: BTreeMap::new(),
             by_source: HashMap::new(),
         }
     }
 
     /// The number of entries.
     pub fn len(&self) -> usize {
-        self.by_number.len()
+        self.by_id.len()
     }
 
     /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
-        self.by_number.is_empty()
+        self.by_id.is_empty()
     }
 
     /// Inserts an entry, under a number larger than all before. Returns the entry that it evicts.
     pub fn insert(&mut self, number: u64, source: Source, one: T) -> Option<T> {
-        self.by_number.insert(number, (source, one));
+        self.by_id.insert(number, (source, one));
         let of_source = self.by_source.entry(source).or_default();
         *of_source += 1;
         match *of_source > self.of_source {
             true => self.remove_oldest_of(source),
-            false if self.by_number.len() > self.of_all => self.remove_of_largest(),
+            false if self.by_id.len() > self.of_all => self.remove_of_largest(),
             false => None,
         }
     }
 
     /// The entry with this number.
     pub fn get_mut(&mut self, number: u64) -> Option<&mut T> {
-        self.by_number.get_mut(&number).map(|(_, one)| one)
+        self.by_id.get_mut(&number).map(|(_, one)| one)
     }
 
     /// Removes the entry with this number.
     pub fn remove(&mut self, number: u64) -> Option<T> {
-        let (source, one) = self.by_number.remove(&number)?;
+        let (source, one) = self.by_id.remove(&number)?;
         if let Some(count) = self.by_source.get_mut(&source) {
             *count -= 1;
             if *count == 0 {
@@ -67,9 +67,7 @@ impl<T> Crowd<T> {
 
     /// The oldest entry.
     pub fn oldest(&self) -> Option<(u64, &T)> {
-        self.by_number
-            .first_key_value()
-            .map(|(&number, (_, one))| (number, one))
+        self.by_id.first_key_value().map(|(&number, (_, one))| (number, one))
     }
 
     /// Makes space: removes the oldest entry of the source that has most.
@@ -80,7 +78,7 @@ impl<T> Crowd<T> {
     }
 
     fn remove_oldest_of(&mut self, source: Source) -> Option<T> {
-        let oldest = self.by_number.iter().find(|(_, (of, _))| *of == source);
+        let oldest = self.by_id.iter().find(|(_, (of, _))| *of == source);
         let oldest = oldest.map(|(number, _)| *number)?;
         self.remove(oldest)
     }

@@ -29,9 +29,9 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::clock::Clock;
 use crate::error::Error;
-use crate::numbers::{random, random_psn};
 use crate::path;
 use crate::port::{self, Port};
+use crate::qpn::{random, random_psn};
 use crate::service::{Peer, QueuePair};
 
 /// How often in a row the kernel reports that no process listens before the initiator believes it.

@@ -19,18 +19,18 @@ struct State {
 
 /// All numbers, with those in use.
 #[derive(Debug)]
-pub(crate) struct Numbers {
+pub(crate) struct QpnAllocator {
     state: Mutex<State>,
     most: usize,
 }
 
-impl Numbers {
-    pub(crate) fn new(most: usize) -> Numbers {
+impl QpnAllocator {
+    pub(crate) fn new(most: usize) -> QpnAllocator {
         let state = State {
             next: (random() & QPN_MASK).max(FIRST),
             taken: HashSet::new(),
         };
-        Numbers {
+        QpnAllocator {
             state: Mutex::new(state),
             // There must always be a free one.
             most: most.min(QPN_MASK as usize / 2),
@@ -87,18 +87,18 @@ mod tests {
 
     #[test]
     fn numbers_are_given_in_a_circle_and_so_many_at_a_time() {
-        let numbers = Numbers::new(2);
-        let first = numbers.take().unwrap();
-        let second = numbers.take().unwrap();
+        let qpns = QpnAllocator::new(2);
+        let first = qpns.take().unwrap();
+        let second = qpns.take().unwrap();
         assert_ne!(first, second);
-        assert_eq!(numbers.take(), None);
-        numbers.give_back(first);
-        let third = numbers.take().unwrap();
+        assert_eq!(qpns.take(), None);
+        qpns.give_back(first);
+        let third = qpns.take().unwrap();
         assert!(third != first && third != second, "a number was given again at once");
-        numbers.state.lock().next = QPN_MASK;
-        numbers.give_back(second);
-        numbers.give_back(third);
-        assert_eq!([numbers.take(), numbers.take()], [Some(QPN_MASK), Some(FIRST)]);
-        assert_eq!(numbers.count(), 2);
+        qpns.state.lock().next = QPN_MASK;
+        qpns.give_back(second);
+        qpns.give_back(third);
+        assert_eq!([qpns.take(), qpns.take()], [Some(QPN_MASK), Some(FIRST)]);
+        assert_eq!(qpns.count(), 2);
     }
 }
