@@ -9,7 +9,7 @@
 //! | `rocksdb` | RocksDB's transactions on a directory or on files behind a trait; the border to C++ |
 //! | `close_mark`, `log_check`, `shelf` | telling damage of RocksDB's logs from the torn tail of a crash |
 //! | `salvage` | copies: the readable part of a damaged store, dumps, and stores restored from dumps |
-//! | `home` | RocksDB's files without a kernel file system: on `Blobs` |
+//! | `backend` | RocksDB's files without a kernel file system: on `Blobs` |
 //!
 //! *Architecture invariant:* the public interface exposes nothing of RocksDB. A store on several machines must be
 //! possible behind the same traits.
@@ -17,10 +17,10 @@
 #![deny(unsafe_code)]
 
 #[cfg(feature = "rocksdb")]
+mod backend;
+#[cfg(feature = "rocksdb")]
 mod close_mark;
 mod error;
-#[cfg(feature = "rocksdb")]
-mod home;
 mod locks;
 #[cfg(feature = "rocksdb")]
 mod log_check;
@@ -35,12 +35,12 @@ mod salvage;
 mod shelf;
 mod store;
 
-pub use error::{Error, Result};
 #[cfg(feature = "rocksdb")]
-pub use home::{BlobError, Blobs, MemoryBlobs};
+pub use backend::{BlobError, Blobs, MemoryBlobs};
+pub use error::{Error, Result};
 pub use memory::MemoryStore;
 #[cfg(feature = "rocksdb")]
-pub use rocks::{Home, Options, RocksStore};
+pub use rocks::{Backend, Options, RocksStore};
 #[cfg(feature = "rocksdb")]
 pub use salvage::{Fix, Salvaged, dump};
 pub use store::{Lock, MetaStore, Statistics, Transaction, Visit};

@@ -232,7 +232,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::{Home, MetaStore, Options, RocksStore};
+    use crate::{Backend, MetaStore, Options, RocksStore};
 
     /// A copy of the files of a store that is still open, as a killed process leaves them: `count` commits of
     /// `len_bytes` each.
@@ -243,7 +243,7 @@ mod tests {
             reserve_bytes: 0,
             ..Options::default()
         };
-        let store = RocksStore::open(Home::Directory(dir.path().join("live")), &options).unwrap();
+        let store = RocksStore::open(Backend::Directory(dir.path().join("live")), &options).unwrap();
         for number in 0..count {
             let mut txn = store.begin();
             txn.put(&number.to_be_bytes(), &vec![number as u8; len_bytes]).unwrap();

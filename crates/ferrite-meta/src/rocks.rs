@@ -13,27 +13,27 @@ use std::time::{Duration, Instant};
 use crate::rocksdb::{Db, DbError, Place, Salvage};
 use parking_lot::Mutex;
 
+use crate::backend::{BlobError, BlobFiles, Blobs};
 use crate::close_mark;
 use crate::error::{Error, Result};
-use crate::home::{BlobError, BlobFiles, Blobs};
 use crate::shelf::Shelf;
 use crate::store::{Lock, MetaStore, Statistics, Transaction, Visit};
 
 /// Where a store's files lie.
 #[derive(Clone)]
 #[non_exhaustive]
-pub enum Home {
+pub enum Backend {
     /// In a directory of the machine, which is made if it is missing.
     Directory(PathBuf),
     /// On a dedicated device, which no other store uses.
     Blobs(Arc<dyn Blobs>),
 }
 
-impl fmt::Display for Home {
+impl fmt::Display for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Home::Directory(path) => path.display().fmt(f),
-            Home::Blobs(_) => f.write_str("the device of blobs"),
+            Backend::Directory(path) => path.display().fmt(f),
+            Backend::Blobs(_) => f.write_str("the device of blobs"),
         }
     }
 }
@@ -171,22 +171,22 @@ impl RocksStore {
     ///
     /// # Errors
     /// [`Error::Missing`] if the place has none, and none was to be created; [`Error::InUse`]; [`Error::Corruption`].
-    pub fn open(home: Home, options: &Options) -> Result<RocksStore> {
-        let missing = |home: &Home| Error::Missing(home.to_string());
-        let (place, space) = match &home {
-            Home::Directory(path) => {
+    pub fn open(backend: Backend, options: &Options) -> Result<RocksStore> {
+        let missing = |backend: &Backend| Error::Missing(backend.to_string());
+        let (place, space) = match &backend {
+            Backend::Directory(path) => {
                 if (!options.create || options.read_only) && !path.join("CURRENT").exists() {
-                    return Err(missing(&home));
+                    return Err(missing(&backend));
                 }
                 (Place::Directory(path.clone()), Space::Directory(path.clone()))
             }
-            Home::Blobs(blobs) => {
+            Backend::Blobs(blobs) => {
                 let files = match options.read_only {
                     true => BlobFiles::look(Arc::clone(blobs), options.file_cache_bytes),
                     false => BlobFiles::open(Arc::clone(blobs), options.file_cache_bytes, options.create),
                 };
                 let files = files.map_err(|error| match error {
-                    BlobError::NotFound => missing(&home),
+                    BlobError::NotFound => missing(&backend),
                     error => unreadable(error),
                 })?;
                 (Place::Files(Arc::new(files.clone())), Space::Blobs(files))

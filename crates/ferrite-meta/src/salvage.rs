@@ -14,9 +14,9 @@ use std::sync::Arc;
 
 use crate::rocksdb::{Db, Place, Salvage};
 
+use crate::backend::{Below, BlobFiles, Blobs};
 use crate::error::{Error, Result};
-use crate::home::{Below, BlobFiles, Blobs};
-use crate::rocks::{Home, Options, RocksStore, Space, refused, unreadable};
+use crate::rocks::{Backend, Options, RocksStore, Space, refused, unreadable};
 use crate::shelf::Shelf;
 use crate::store::{MetaStore, Transaction};
 
@@ -95,10 +95,10 @@ impl RocksStore {
     ///
     /// # Errors
     /// [`Error::Missing`]; errors of `fix`; errors of the place. The store is unchanged then.
-    pub fn salvage(home: Home, fix: Fix<'_>) -> Result<Salvaged> {
-        match home {
-            Home::Directory(path) => in_directory(&path, &Place::Directory(path.clone()), fix),
-            Home::Blobs(blobs) => on_blobs(blobs, None, fix),
+    pub fn salvage(backend: Backend, fix: Fix<'_>) -> Result<Salvaged> {
+        match backend {
+            Backend::Directory(path) => in_directory(&path, &Place::Directory(path.clone()), fix),
+            Backend::Blobs(blobs) => on_blobs(blobs, None, fix),
         }
     }
 
@@ -106,16 +106,16 @@ impl RocksStore {
     ///
     /// # Errors
     /// As of [`Self::salvage`]; errors of the dump, all of which has to be whole.
-    pub fn restore(home: Home, dump: &Path, fix: Fix<'_>) -> Result<Salvaged> {
+    pub fn restore(backend: Backend, dump: &Path, fix: Fix<'_>) -> Result<Salvaged> {
         let source = Shelf::Directory(dump.to_path_buf());
         if source.size_bytes("CURRENT")?.is_none() {
             return Err(Error::Missing(dump.display().to_string()));
         }
         crate::close_mark::check(&source)?;
         let source = Place::Directory(dump.to_path_buf());
-        match home {
-            Home::Directory(path) => in_directory(&path, &source, fix),
-            Home::Blobs(blobs) => on_blobs(blobs, Some(&source), fix),
+        match backend {
+            Backend::Directory(path) => in_directory(&path, &source, fix),
+            Backend::Blobs(blobs) => on_blobs(blobs, Some(&source), fix),
         }
     }
 }
@@ -131,7 +131,7 @@ pub fn dump(from: &dyn MetaStore, to: &Path) -> Result<u64> {
         return Err(Error::InUse(format!("{}: not empty", to.display())));
     }
     let written = (|| {
-        let store = RocksStore::open(Home::Directory(to.to_path_buf()), &making())?;
+        let store = RocksStore::open(Backend::Directory(to.to_path_buf()), &making())?;
         let mut copy = Copy::to(&store);
         let mut failed = None;
         from.scan(&[], &[0xff; 32], &mut |key, value| match copy.put(key, value) {
@@ -231,7 +231,7 @@ fn in_directory(path: &Path, from: &Place, fix: Fix<'_>) -> Result<Salvaged> {
     if new.exists() {
         std::fs::remove_dir_all(&new).map_err(about)?;
     }
-    let store = RocksStore::open(Home::Directory(new.clone()), &making())?;
+    let store = RocksStore::open(Backend::Directory(new.clone()), &making())?;
     let copied = copy(from, store, fix);
     let mut salvaged = match copied {
         Ok(salvaged) => salvaged,

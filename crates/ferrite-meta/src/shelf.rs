@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use crate::rocksdb::{FileError, Files, Reader};
 
+use crate::backend::BlobFiles;
 use crate::error::{Error, Result};
-use crate::home::BlobFiles;
 
 /// Where RocksDB's files lie on blobs.
 const ON_BLOBS: &str = "/db";

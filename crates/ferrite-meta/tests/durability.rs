@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 
 use common::{change, in_directory, on_blobs, small};
 use ferrite_measure::Rng;
-use ferrite_meta::{BlobError, Blobs, Error, Home, Lock, MemoryBlobs, MetaStore, Options, RocksStore};
+use ferrite_meta::{Backend, BlobError, Blobs, Error, Lock, MemoryBlobs, MetaStore, Options, RocksStore};
 
-fn homes(dir: &Path) -> [Home; 2] {
+fn backends(dir: &Path) -> [Backend; 2] {
     [
-        Home::Directory(dir.join("meta")),
-        Home::Blobs(Arc::new(MemoryBlobs::new(512 << 20, false))),
+        Backend::Directory(dir.join("meta")),
+        Backend::Blobs(Arc::new(MemoryBlobs::new(512 << 20, false))),
     ]
 }
 
@@ -39,10 +39,10 @@ fn value(number: u64, version: u64) -> Vec<u8> {
 #[test]
 fn what_is_committed_is_there_after_opening_again() {
     let dir = tempfile::tempdir().unwrap();
-    for home in homes(dir.path()) {
+    for backend in backends(dir.path()) {
         // Tables, their merges, and several logs.
         for round in 0..4_u64 {
-            let store = RocksStore::open(home.clone(), &small()).unwrap();
+            let store = RocksStore::open(backend.clone(), &small()).unwrap();
             for number in 0..2000 {
                 if round > 0 && number % 7 == round {
                     assert_eq!(store.get(&key(number)).unwrap(), Some(value(number, round - 1)));
@@ -57,7 +57,7 @@ fn what_is_committed_is_there_after_opening_again() {
                 store.close().unwrap();
             }
         }
-        let store = RocksStore::open(home, &small()).unwrap();
+        let store = RocksStore::open(backend, &small()).unwrap();
         let mut count = 0;
         let all = &mut |at: &[u8], there: &[u8]| {
             assert_eq!((at, there), (&*key(count), &*value(count, 3)));
@@ -73,8 +73,8 @@ fn what_is_committed_is_there_after_opening_again() {
 #[test]
 fn scans_of_tables_within_a_prefix_see_all_that_is_there() {
     let dir = tempfile::tempdir().unwrap();
-    for home in homes(dir.path()) {
-        let store = RocksStore::open(home, &small()).unwrap();
+    for backend in backends(dir.path()) {
+        let store = RocksStore::open(backend, &small()).unwrap();
         for parent in 0..300_u32 {
             change(&store, |txn| {
                 (0..parent % 4)
@@ -113,16 +113,16 @@ fn scans_of_tables_within_a_prefix_see_all_that_is_there() {
 #[test]
 fn a_store_is_created_only_when_asked_and_opened_once() {
     let dir = tempfile::tempdir().unwrap();
-    for home in homes(dir.path()) {
+    for backend in backends(dir.path()) {
         let careful = Options {
             create: false,
             ..small()
         };
-        let open = |options: &Options| RocksStore::open(home.clone(), options);
-        assert!(matches!(open(&careful), Err(Error::Missing(_))), "{home}");
+        let open = |options: &Options| RocksStore::open(backend.clone(), options);
+        assert!(matches!(open(&careful), Err(Error::Missing(_))), "{backend}");
         drop(open(&small()).unwrap());
         let first = open(&careful).unwrap();
-        if let Home::Directory(_) = &home {
+        if let Backend::Directory(_) = &backend {
             let error = open(&careful).err().unwrap();
             assert!(matches!(error, Error::InUse(_)), "{error}");
         }
@@ -183,7 +183,7 @@ fn threads_that_commit_at_a_time_share_syncs() {
         write_buffer_bytes: 8 << 20,
         ..small()
     };
-    let store = RocksStore::open(Home::Blobs(Arc::new(device)), &options).unwrap();
+    let store = RocksStore::open(Backend::Blobs(Arc::new(device)), &options).unwrap();
     let rate = |threads: u64, each: u64| {
         let start = Instant::now();
         thread::scope(|scope| {
@@ -391,8 +391,8 @@ fn a_full_store_refuses_and_goes_on() {
         reserve_bytes: u64::MAX,
         ..small()
     };
-    let home = Home::Blobs(Arc::clone(&blobs) as _);
-    let store = RocksStore::open(home.clone(), &options).unwrap();
+    let backend = Backend::Blobs(Arc::clone(&blobs) as _);
+    let store = RocksStore::open(backend.clone(), &options).unwrap();
     let mut rng = Rng::new(1);
     let mut put = |number: u64| {
         let noise: Vec<u8> = (0..4000).map(|_| rng.next_u64() as u8).collect();
@@ -419,7 +419,7 @@ fn a_full_store_refuses_and_goes_on() {
     change(&store, |txn| txn.put(b"space", b"again")).unwrap();
     store.health().unwrap();
     store.close().unwrap();
-    let store = RocksStore::open(home, &options).unwrap();
+    let store = RocksStore::open(backend, &options).unwrap();
     assert!(store.get(b"space").unwrap().is_some() && store.get(&key(count - 1)).unwrap().is_none());
 }
 
@@ -443,8 +443,8 @@ fn stays_full(changes: usize, reserve_bytes: u64) {
         reserve_bytes,
         ..small()
     };
-    let home = Home::Blobs(Arc::clone(&blobs) as _);
-    let store = RocksStore::open(home.clone(), &options).unwrap();
+    let backend = Backend::Blobs(Arc::clone(&blobs) as _);
+    let store = RocksStore::open(backend.clone(), &options).unwrap();
     let mut model = BTreeMap::new();
     let (mut made, mut refused, mut refused_deletes) = (0, 0, 0);
     // On a machine that merges as fast as this writes, the edge is reached later.
@@ -469,7 +469,7 @@ fn stays_full(changes: usize, reserve_bytes: u64) {
     assert!(refused > 0, "{refused} refused, {refused_deletes} of them deletes");
     store.health().unwrap();
     store.close().unwrap();
-    let store = RocksStore::open(home, &options).unwrap();
+    let store = RocksStore::open(backend, &options).unwrap();
     let mut there = BTreeMap::new();
     let all = &mut |key: &[u8], value: &[u8]| {
         there.insert(key.to_vec(), value.to_vec());
@@ -496,8 +496,8 @@ fn who_deletes_does_not_wait_for_merges_that_lack_space() {
         reserve_bytes: 4 << 20,
         ..small()
     };
-    let home = Home::Blobs(Arc::clone(&device) as _);
-    let store = RocksStore::open(home, &options).unwrap();
+    let backend = Backend::Blobs(Arc::clone(&device) as _);
+    let store = RocksStore::open(backend, &options).unwrap();
     let mut rng = Rng::new(1);
     let mut put = || {
         let noise: Vec<u8> = (0..2000).map(|_| rng.next_u64() as u8).collect();

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::{change, in_directory, on_blobs, small};
-use ferrite_meta::{Blobs, Home, MemoryBlobs, MetaStore, Options, RocksStore};
+use ferrite_meta::{Backend, Blobs, MemoryBlobs, MetaStore, Options, RocksStore};
 
 const CYCLES: usize = 500;
 /// More than a manifest, a log, a table of each level and RocksDB's two files of options take here.
@@ -72,11 +72,14 @@ fn a_store_that_is_opened_and_closed_for_ever_stays_as_small() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = dir.path().join("meta");
     let blobs = Arc::new(MemoryBlobs::new(64 << 20, false));
-    for home in [Home::Directory(path.clone()), Home::Blobs(Arc::clone(&blobs) as _)] {
+    for backend in [
+        Backend::Directory(path.clone()),
+        Backend::Blobs(Arc::clone(&blobs) as _),
+    ] {
         let mut before = (0, 0);
         for cycle in 0..CYCLES {
-            let opened = match &home {
-                Home::Directory(_) => in_directory(dir.path()),
+            let opened = match &backend {
+                Backend::Directory(_) => in_directory(dir.path()),
                 _ => on_blobs(&blobs),
             };
             let store = opened.unwrap();
@@ -93,8 +96,8 @@ fn a_store_that_is_opened_and_closed_for_ever_stays_as_small() {
             if cycle == 10 {
                 before = of_process();
             }
-            match &home {
-                Home::Directory(path) => is_bounded(of_directory(path), &format!("cycle {cycle}, directory")),
+            match &backend {
+                Backend::Directory(path) => is_bounded(of_directory(path), &format!("cycle {cycle}, directory")),
                 _ => is_bounded(of_blobs(&blobs), &format!("cycle {cycle}, blobs")),
             }
         }
@@ -115,7 +118,7 @@ fn a_store_that_is_never_closed_stays_as_small() {
     let mut blobs = Arc::new(MemoryBlobs::new(64 << 20, false));
     for cycle in 0..CYCLES / 2 {
         let (from, to) = (&places[cycle % 2], &places[(cycle + 1) % 2]);
-        let store = RocksStore::open(Home::Directory(from.clone()), &small()).unwrap();
+        let store = RocksStore::open(Backend::Directory(from.clone()), &small()).unwrap();
         work(&store, cycle);
         cut_off(from, to);
         drop(store);
@@ -141,7 +144,7 @@ fn a_manifest_does_not_grow_for_ever() {
         reserve_bytes: 0,
         ..Options::default()
     };
-    let store = RocksStore::open(Home::Directory(path.clone()), &options).unwrap();
+    let store = RocksStore::open(Backend::Directory(path.clone()), &options).unwrap();
     // Long keys make long entries: a table's entry has its first and its last key.
     let key = |number: u32| [vec![b'k'; 30_000], number.to_be_bytes().to_vec()].concat();
     let mut longest = 0;

@@ -381,8 +381,8 @@ fn a_lock_that_is_kept_for_too_long_is_busy() {
             lock_timeout: Duration::from_millis(20),
             ..common::small()
         };
-        let home = ferrite_meta::Home::Directory(dir.path().join("meta"));
-        let store = ferrite_meta::RocksStore::open(home, &options).unwrap();
+        let backend = ferrite_meta::Backend::Directory(dir.path().join("meta"));
+        let store = ferrite_meta::RocksStore::open(backend, &options).unwrap();
         let mut first = store.begin();
         first.put(b"k", b"1").unwrap();
         assert_eq!(store.begin().put(b"k", b"2"), Err(Error::Busy));

@@ -8,8 +8,8 @@
 //! `housekeeper` (a list of work), `freeze_barrier`, `lock_order`; `core` (what all operations share: steps, tokens,
 //! numbers); `inode_ref`, `detached`, `reclaim`, `small` (content without a blob), `rights`; `names` (edges, creating,
 //! removing, renaming), `attr`, `data` (damaged content), `content` (open files); `check`, `repair`, `adopt` (blobs
-//! without a name); `fs` (the trait); `open` (making, opening, recovery); `refusal`, `config`, `description`, `home`,
-//! `pool`, `volume` (pools of real parts), `salvage` (metadata that cannot be read as a whole).
+//! without a name); `fs` (the trait); `open` (making, opening, recovery); `refusal`, `config`, `description`,
+//! `backend`, `pool`, `volume` (pools of real parts), `salvage` (metadata that cannot be read as a whole).
 //!
 //! *Architecture invariant:* an operation takes its locks in the order that `lock_order` lists. The transaction's own
 //! locks on places of names, by key, come between directories and inodes; those on nodes, by key, come last: then it
@@ -21,6 +21,8 @@
 
 mod adopt;
 mod attr;
+#[cfg(feature = "rocksdb")]
+mod backend;
 mod blobs;
 mod check;
 #[cfg(feature = "rocksdb")]
@@ -34,8 +36,6 @@ mod detached;
 mod format;
 mod freeze_barrier;
 mod fs;
-#[cfg(feature = "rocksdb")]
-mod home;
 mod housekeeper;
 mod inode_ref;
 mod lock_order;
@@ -57,6 +57,8 @@ mod transfer;
 #[cfg(feature = "rocksdb")]
 mod volume;
 
+#[cfg(feature = "rocksdb")]
+pub use backend::MetaBlobs;
 pub use check::{Finding, Report};
 #[cfg(feature = "rocksdb")]
 pub use config::{Config, Data, Metadata, ReactorConfig};
@@ -64,8 +66,6 @@ pub use ferrite_blob::device::block_device_of;
 #[cfg(feature = "rocksdb")]
 pub use ferrite_meta::Salvaged;
 pub use fs::NvmeFs;
-#[cfg(feature = "rocksdb")]
-pub use home::MetaBlobs;
 pub use open::{Options, assemble, format};
 #[cfg(feature = "rocksdb")]
 pub use pool::{MakeOptions, add, make, make_described};

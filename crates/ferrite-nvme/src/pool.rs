@@ -13,14 +13,14 @@ use std::sync::Arc;
 
 use ferrite_blob::device::uring::{self, Reactor, Uring, Waiting};
 use ferrite_blob::{BlobStore, FormatOptions, Identity};
-use ferrite_meta::{Home, MetaStore, RocksStore};
+use ferrite_meta::{Backend, MetaStore, RocksStore};
 use ferrite_vfs::FsError;
 use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
 
+use crate::backend::MetaBlobs;
 use crate::config::{Config, Data};
 use crate::description::{self, Description, Draft, Share};
 use crate::fs::NvmeFs;
-use crate::home::MetaBlobs;
 use crate::open::{self, Options};
 use crate::refusal::{Result, invalid, medium, refuse};
 
@@ -359,14 +359,14 @@ pub(crate) fn meta(config: &Config, reactor: &Arc<Reactor>, opening: Opening) ->
         block_cache_bytes: config.metadata.cache as usize,
         ..ferrite_meta::Options::default()
     };
-    let home = home(config, reactor, opening)?;
-    RocksStore::open(home, &options).map_err(|error| of_meta(config.metadata_place(), &error))
+    let backend = backend(config, reactor, opening)?;
+    RocksStore::open(backend, &options).map_err(|error| of_meta(config.metadata_place(), &error))
 }
 
 /// Where the metadata lies.
-pub(crate) fn home(config: &Config, reactor: &Arc<Reactor>, opening: Opening) -> Result<Home> {
+pub(crate) fn backend(config: &Config, reactor: &Arc<Reactor>, opening: Opening) -> Result<Backend> {
     Ok(match &config.metadata.device {
-        None => Home::Directory(config.metadata_place().to_path_buf()),
+        None => Backend::Directory(config.metadata_place().to_path_buf()),
         Some(path) => {
             let device = device(&as_data(path), reactor, opening == Opening::Look)?;
             let found = BlobStore::identify(&device).map_err(of_store)?;
@@ -387,7 +387,7 @@ pub(crate) fn home(config: &Config, reactor: &Arc<Reactor>, opening: Opening) ->
                 Opening::New | Opening::Use => MetaBlobs::open(Box::new(device)),
                 Opening::Mend => MetaBlobs::mend(Box::new(device)),
             };
-            Home::Blobs(Arc::new(blobs.map_err(of_store)?))
+            Backend::Blobs(Arc::new(blobs.map_err(of_store)?))
         }
     })
 }

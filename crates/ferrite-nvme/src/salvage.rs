@@ -92,12 +92,12 @@ fn replace(path: &Path, dump: Option<&Path>) -> Result<Salvaged> {
     let config = description.config()?;
     let reactor = pool::reactor(&config)?;
     let content = Content::read(&config, &reactor)?;
-    let home = pool::home(&config, &reactor, Opening::Mend)?;
+    let backend = pool::backend(&config, &reactor, Opening::Mend)?;
     let mut fix = |store: &dyn MetaStore| content.fix(store, dump.is_some());
     let place: PathBuf = dump.unwrap_or(config.metadata_place()).to_path_buf();
     let salvaged = match dump {
-        Some(dump) => RocksStore::restore(home, dump, &mut fix),
-        None => RocksStore::salvage(home, &mut fix),
+        Some(dump) => RocksStore::restore(backend, dump, &mut fix),
+        None => RocksStore::salvage(backend, &mut fix),
     };
     salvaged.map_err(|error| of_meta(&place, &error))
 }

@@ -47,7 +47,7 @@ type Changes = Vec<(Vec<u8>, Option<Vec<u8>>)>;
 
 /// Where the metadata of a run is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Home {
+enum Backend {
     Memory,
     #[cfg(feature = "rocksdb")]
     Device,
@@ -140,7 +140,7 @@ impl Transaction for RecordedTransaction<'_> {
 
 /// A run that was recorded.
 struct Run {
-    home: Home,
+    backend: Backend,
     /// The data devices, and the metadata's.
     bases: Vec<Vec<u8>>,
     log: Vec<Logged>,
@@ -297,10 +297,10 @@ fn on_device(device: impl Device + 'static, create: bool) -> Box<dyn MetaStore> 
         ..ferrite_meta::Options::default()
     };
     let blobs = ferrite_nvme::MetaBlobs::open(Box::new(device)).unwrap();
-    Box::new(ferrite_meta::RocksStore::open(ferrite_meta::Home::Blobs(Arc::new(blobs)), &options).unwrap())
+    Box::new(ferrite_meta::RocksStore::open(ferrite_meta::Backend::Blobs(Arc::new(blobs)), &options).unwrap())
 }
 
-fn record(home: Home, profile: Profile, seed: u64) -> Run {
+fn record(backend: Backend, profile: Profile, seed: u64) -> Run {
     let tears = seed.is_multiple_of(2);
     let log = Log::default();
     let (mut bases, mut devices) = (Vec::new(), Vec::<Box<dyn Device>>::new());
@@ -315,14 +315,14 @@ fn record(home: Home, profile: Profile, seed: u64) -> Run {
         devices.push(Box::new(Recorder::joining(device, &log)));
     }
     let commits = Arc::default();
-    let meta: Box<dyn MetaStore> = match home {
-        Home::Memory => Box::new(RecordedStore {
+    let meta: Box<dyn MetaStore> = match backend {
+        Backend::Memory => Box::new(RecordedStore {
             store: Arc::new(MemoryStore::new()),
             log: log.clone(),
             commits: Arc::clone(&commits),
         }),
         #[cfg(feature = "rocksdb")]
-        Home::Device => {
+        Backend::Device => {
             let device = formatted(u16::MAX, META_BYTES, tears, (false, false));
             bases.push(device.image());
             on_device(Recorder::joining(device, &log), true)
@@ -350,7 +350,7 @@ fn record(home: Home, profile: Profile, seed: u64) -> Run {
     }
     let commits = commits.lock().clone();
     Run {
-        home,
+        backend,
         bases,
         log: log.take(),
         commits,
@@ -363,7 +363,7 @@ fn record(home: Home, profile: Profile, seed: u64) -> Run {
 
 /// Devices and metadata that can be opened again and again.
 struct Image {
-    home: Home,
+    backend: Backend,
     devices: Vec<Arc<Memory>>,
     meta: Arc<MemoryStore>,
     small_bytes_max: u64,
@@ -373,14 +373,14 @@ impl Image {
     fn open(&self) -> ferrite_vfs::Result<NvmeFs> {
         let boxed = |device: &Arc<Memory>| Box::new(Arc::clone(device)) as Box<dyn Device>;
         let data = self.devices[..DEVICES].iter().map(boxed).collect();
-        let meta: Box<dyn MetaStore> = match self.home {
-            Home::Memory => Box::new(RecordedStore {
+        let meta: Box<dyn MetaStore> = match self.backend {
+            Backend::Memory => Box::new(RecordedStore {
                 store: Arc::clone(&self.meta),
                 log: Log::default(),
                 commits: Arc::default(),
             }),
             #[cfg(feature = "rocksdb")]
-            Home::Device => on_device(Arc::clone(&self.devices[DEVICES]), false),
+            Backend::Device => on_device(Arc::clone(&self.devices[DEVICES]), false),
         };
         assemble(meta, data, self.small_bytes_max)
     }
@@ -422,7 +422,7 @@ fn image(run: &Run, cut: usize, rng: &mut Rng) -> Option<(Image, usize)> {
     txn.commit().unwrap();
     let tears = run.tears;
     let image = Image {
-        home: run.home,
+        backend: run.backend,
         devices: images.into_iter().map(|image| Arc::new(memory(image, tears))).collect(),
         meta: Arc::new(store),
         small_bytes_max: run.small_bytes_max,
@@ -523,8 +523,8 @@ fn works(engine: NvmeFs, image: &Image, found: &Snapshot, what: &str) {
     engine.close().expect(what);
 }
 
-fn explore(home: Home, profile: Profile, seed: u64, images: u64) {
-    let run = record(home, profile, seed);
+fn explore(backend: Backend, profile: Profile, seed: u64, images: u64) {
+    let run = record(backend, profile, seed);
     let marks = run.log.iter().enumerate();
     let marks: Vec<usize> = marks
         .filter_map(|(at, entry)| matches!(entry, Logged::Mark(_)).then_some(at))
@@ -536,7 +536,7 @@ fn explore(home: Home, profile: Profile, seed: u64, images: u64) {
             1 if !marks.is_empty() => *rng.pick(&marks),
             _ => rng.below(run.log.len() as u64 + 1) as usize,
         };
-        let what = format!("{home:?}, {profile:?}, FERRITE_SEED={seed}, image {number}, cut {cut}");
+        let what = format!("{backend:?}, {profile:?}, FERRITE_SEED={seed}, image {number}, cut {cut}");
         check_image(&run, cut, &mut rng, &what);
     }
 }
@@ -552,7 +552,7 @@ fn images_of_lost_power() {
     };
     for profile in Profile::ALL {
         for seed in seeds.clone() {
-            explore(Home::Memory, profile, seed, images);
+            explore(Backend::Memory, profile, seed, images);
         }
     }
 }
@@ -569,7 +569,7 @@ fn images_of_lost_power_with_metadata_on_a_device() {
     };
     for profile in Profile::ALL {
         for seed in seeds.clone() {
-            explore(Home::Device, profile, seed, images);
+            explore(Backend::Device, profile, seed, images);
         }
     }
 }
@@ -584,7 +584,7 @@ fn every_seeded_bug_is_found() {
         seed(Some(bug));
         let finds = |seed: u64| {
             let profile = Profile::ALL[seed as usize % Profile::ALL.len()];
-            std::panic::catch_unwind(|| explore(Home::Memory, profile, seed, 40)).is_err()
+            std::panic::catch_unwind(|| explore(Backend::Memory, profile, seed, 40)).is_err()
         };
         if !(0..120).any(finds) {
             missed.push(bug);

@@ -12,7 +12,7 @@ const CHILD: &str = "FERRITE_DROPS";
 /// Makes work for the housekeeper, and drops the engine while it does it.
 fn drop_one(round: u64) {
     #[cfg(feature = "rocksdb")]
-    let mut pool = Memory::at(common::Home::Directory, 1, 16, 62);
+    let mut pool = Memory::at(common::Backend::Directory, 1, 16, 62);
     #[cfg(not(feature = "rocksdb"))]
     let mut pool = Memory::new(1, 16, 62);
     let vfs = Vfs::new(pool.shared(), Cred::root());

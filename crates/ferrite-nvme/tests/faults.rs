@@ -539,7 +539,7 @@ mod full_metadata {
     use super::*;
     use ferrite_blob::device::Memory;
     use ferrite_blob::{BlobStore, FormatOptions};
-    use ferrite_meta::{Home, Options, RocksStore};
+    use ferrite_meta::{Backend, Options, RocksStore};
 
     /// Fills the metadata of a pool until it refuses, opens it again, and empties it.
     fn fill(pool: &Pool, mut open_meta: impl FnMut(bool) -> RocksStore, what: &str) {
@@ -610,7 +610,7 @@ mod full_metadata {
             BlobStore::format(&*device, &identity).unwrap();
             let open = |create| {
                 let blobs = ferrite_nvme::MetaBlobs::open(Box::new(Arc::clone(&device))).unwrap();
-                RocksStore::open(Home::Blobs(Arc::new(blobs)), &options(create)).unwrap()
+                RocksStore::open(Backend::Blobs(Arc::new(blobs)), &options(create)).unwrap()
             };
             fill(&Pool::new(1, 24, false), open, "metadata on blobs");
         });
@@ -639,7 +639,7 @@ mod full_metadata {
         let mounted = Mounted(dir);
         within(Duration::from_secs(300), move || {
             let place = mounted.0.path().join("meta");
-            let open = |create| RocksStore::open(Home::Directory(place.clone()), &options(create)).unwrap();
+            let open = |create| RocksStore::open(Backend::Directory(place.clone()), &options(create)).unwrap();
             fill(&Pool::new(1, 24, false), open, "metadata in a directory");
         });
     }

@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use common::{HOMES, Home, Memory};
+use common::{BACKENDS, Backend, Memory};
 use ferrite_blob::device::Memory as Device;
 use ferrite_blob::{BlobStore, FormatOptions};
 use ferrite_meta::{MetaStore, RocksStore};
@@ -53,8 +53,8 @@ fn taken_by(pool: &Memory) -> (usize, u64, (usize, u64)) {
     (records(pool.meta()), free, files)
 }
 
-fn opened_and_closed(home: Home, cycles: u64) {
-    let mut pool = Memory::at(home, 1, 20, 62);
+fn opened_and_closed(backend: Backend, cycles: u64) {
+    let mut pool = Memory::at(backend, 1, 20, 62);
     let (mut before, mut process) = (taken_by(&pool), Taken::now());
     for cycle in 0..cycles {
         work(pool.fs(), cycle);
@@ -67,7 +67,7 @@ fn opened_and_closed(home: Home, cycles: u64) {
             (before, process) = (taken_by(&pool), Taken::now());
         }
         let (records, free, (files, bytes)) = taken_by(&pool);
-        let what = format!("{home:?}, cycle {cycle}");
+        let what = format!("{backend:?}, cycle {cycle}");
         // Sixteen blobs are made in advance, each with a record; a file that went there may have one, too.
         assert!(
             records <= before.0 + 40,
@@ -81,7 +81,7 @@ fn opened_and_closed(home: Home, cycles: u64) {
         );
         assert!(files <= 20 && bytes <= 16 << 20, "{what}: {files} files, {bytes} bytes");
     }
-    Taken::now().is_no_more_than(process, &format!("{home:?}"));
+    Taken::now().is_no_more_than(process, &format!("{backend:?}"));
     pool.check();
     pool.close();
 }
@@ -89,10 +89,10 @@ fn opened_and_closed(home: Home, cycles: u64) {
 #[test]
 fn a_pool_that_is_opened_and_closed_for_ever_takes_no_more() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    for &home in HOMES {
+    for &backend in BACKENDS {
         // `ferrite-meta/tests/growth.rs` opens the stores more often.
-        let is_long = home == Home::Memory || std::env::var_os("FERRITE_SOAK").is_some();
-        opened_and_closed(home, if is_long { 500 } else { 200 });
+        let is_long = backend == Backend::Memory || std::env::var_os("FERRITE_SOAK").is_some();
+        opened_and_closed(backend, if is_long { 500 } else { 200 });
     }
 }
 
@@ -100,8 +100,8 @@ fn a_pool_that_is_opened_and_closed_for_ever_takes_no_more() {
 #[test]
 fn a_pool_that_idles_writes_nothing() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    for &home in HOMES {
-        let pool = Memory::at(home, 1, 20, 62);
+    for &backend in BACKENDS {
+        let pool = Memory::at(backend, 1, 20, 62);
         work(pool.fs(), 1);
         pool.fs().sync(SYSTEM).unwrap();
         std::thread::sleep(Duration::from_millis(1200));
@@ -109,8 +109,8 @@ fn a_pool_that_idles_writes_nothing() {
         let (log_bytes, image) = written();
         std::thread::sleep(Duration::from_millis(1500));
         let (now, image_now) = written();
-        assert_eq!(now, log_bytes, "{home:?}: bytes of the log");
-        assert!(image_now == image, "{home:?}: the device has changed");
+        assert_eq!(now, log_bytes, "{backend:?}: bytes of the log");
+        assert!(image_now == image, "{backend:?}: the device has changed");
     }
 }
 
@@ -120,7 +120,7 @@ fn open_meta(device: &Arc<Device>, create: bool) -> RocksStore {
         ..ferrite_meta::Options::default()
     };
     let blobs = ferrite_nvme::MetaBlobs::open(Box::new(Arc::clone(device))).unwrap();
-    RocksStore::open(ferrite_meta::Home::Blobs(Arc::new(blobs)), &options).unwrap()
+    RocksStore::open(ferrite_meta::Backend::Blobs(Arc::new(blobs)), &options).unwrap()
 }
 
 /// The smallest devices for metadata: each file takes a cluster, so that a few leaked ones fill them.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ferrite_blob::device::uring::{Options as Opening, Reactor, Uring, Waiting};
 use ferrite_blob::{BlobStore, FormatOptions};
-use ferrite_meta::{Home, RocksStore};
+use ferrite_meta::{Backend, RocksStore};
 use ferrite_nvme::{NvmeFs, Options, assemble, format};
 use ferrite_vfs::{FileSystem, NewFile, OpenMode, ROOT_INO, SYSTEM};
 
@@ -42,7 +42,7 @@ fn open(dir: &Path, create: bool) -> NvmeFs {
         reserve_bytes: 0,
         ..ferrite_meta::Options::default()
     };
-    let meta = RocksStore::open(Home::Directory(dir.join("meta")), &options).unwrap();
+    let meta = RocksStore::open(Backend::Directory(dir.join("meta")), &options).unwrap();
     let device = dir.join("device");
     let mut opening = Opening::default();
     opening.whole_pages = Some(true);

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Home, Memory};
+use common::{Backend, Memory};
 use ferrite_testkit::TestEngine;
 use ferrite_testkit::growth::Taken;
 use ferrite_vfs::{FileKind, FileSystem, NewNode, OpenMode, ROOT_INO, SYSTEM};
@@ -37,7 +37,7 @@ fn short_programs(fs: &dyn FileSystem, mib: u64, first: u64) {
 
 #[test]
 fn a_pool_in_use_for_long_takes_no_more_memory() {
-    let mut pool = Memory::at(Home::Directory, 1, 20, 62);
+    let mut pool = Memory::at(Backend::Directory, 1, 20, 62);
     let begins = Taken::now();
     let mut most = 0;
     let mut passes = Vec::new();

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use ferrite_blob::device::{Device, Logged, Memory, Recorder, lose_power};
 use ferrite_blob::{BlobStore, FormatOptions};
-use ferrite_meta::{Home, MetaStore, Options, RocksStore};
+use ferrite_meta::{Backend, MetaStore, Options, RocksStore};
 use ferrite_nvme::MetaBlobs;
 use ferrite_testkit::rng::Rng;
 
@@ -30,7 +30,7 @@ fn open(device: impl Device + 'static) -> RocksStore {
         ..Options::default()
     };
     let blobs = MetaBlobs::open(Box::new(device)).unwrap();
-    RocksStore::open(Home::Blobs(Arc::new(blobs)), &options).unwrap()
+    RocksStore::open(Backend::Blobs(Arc::new(blobs)), &options).unwrap()
 }
 
 fn put(store: &RocksStore, number: u32, value: &[u8]) {

@@ -1,6 +1,6 @@
 //! The suites that every engine must pass (ferrite-testkit), on the NVMe engine with its stores in memory.
 
-use crate::common::{HOMES, Home, Memory};
+use crate::common::{BACKENDS, Backend, Memory};
 use ferrite_testkit::generate::Profile;
 use ferrite_testkit::model::check_against_reference;
 use ferrite_testkit::{TestEngine, linear, posix};
@@ -15,18 +15,18 @@ const HASH_BITS: u32 = 62;
 /// The length from which files have blobs: as soon as they can, in between, and as late as possible.
 const SMALL_BYTES_MAX: [u64; 3] = [2048, 6000, 32 << 10];
 
-/// Homes of metadata, each with another length of small files, and the quickest with all.
-fn kinds() -> impl Iterator<Item = (Home, u64)> {
-    let others = HOMES[1..].iter().zip([32 << 10, 2048]);
-    let others = others.map(|(&home, small_bytes_max)| (home, small_bytes_max));
+/// Backends of metadata, each with another length of small files, and the quickest with all.
+fn kinds() -> impl Iterator<Item = (Backend, u64)> {
+    let others = BACKENDS[1..].iter().zip([32 << 10, 2048]);
+    let others = others.map(|(&backend, small_bytes_max)| (backend, small_bytes_max));
     SMALL_BYTES_MAX
         .into_iter()
-        .map(|bytes| (Home::Memory, bytes))
+        .map(|bytes| (Backend::Memory, bytes))
         .chain(others)
 }
 
-fn make((home, small_bytes_max): (Home, u64)) -> Box<dyn TestEngine> {
-    Box::new(Memory::at(home, STORES, CLUSTERS, HASH_BITS).with_small_files(small_bytes_max))
+fn make((backend, small_bytes_max): (Backend, u64)) -> Box<dyn TestEngine> {
+    Box::new(Memory::at(backend, STORES, CLUSTERS, HASH_BITS).with_small_files(small_bytes_max))
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn random_operations() {
     };
     for kind in kinds() {
         println!("{kind:?}");
-        let seeds = if kind.0 == Home::Memory { seeds } else { seeds / 5 };
+        let seeds = if kind.0 == Backend::Memory { seeds } else { seeds / 5 };
         for profile in Profile::ALL {
             for seed in 0..seeds {
                 check_against_reference(|| make(kind), profile, seed, 200);

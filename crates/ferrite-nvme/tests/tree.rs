@@ -3,7 +3,7 @@ use std::path::Path;
 
 use ferrite_blob::device::uring::{Options as Opening, Reactor, Uring, Waiting};
 use ferrite_blob::{BlobStore, CLUSTER_BYTES, FormatOptions};
-use ferrite_meta::{Home, RocksStore};
+use ferrite_meta::{Backend, RocksStore};
 use ferrite_nvme::{NvmeFs, Options, assemble, format};
 use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_vfs::{FileSystem, NewFile, OpenMode, ROOT_INO, SYSTEM};
@@ -30,7 +30,7 @@ impl Pool {
             write_buffer_bytes: WRITE_BUFFER_BYTES,
             ..ferrite_meta::Options::default()
         };
-        let meta = RocksStore::open(Home::Directory(dir.join("meta")), &options).unwrap();
+        let meta = RocksStore::open(Backend::Directory(dir.join("meta")), &options).unwrap();
         let device = dir.join("device");
         let reactor = Reactor::start(Waiting::Sleeping).unwrap();
         let uring = || Uring::open(&device, &reactor, &Opening::default()).unwrap();

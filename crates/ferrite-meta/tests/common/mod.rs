@@ -4,7 +4,7 @@
 use std::{path::Path, sync::Arc};
 
 #[cfg(feature = "rocksdb")]
-use ferrite_meta::{Home, MemoryBlobs, Options, RocksStore};
+use ferrite_meta::{Backend, MemoryBlobs, Options, RocksStore};
 use ferrite_meta::{MetaStore, Result, Transaction};
 
 /// Small, so that little data makes tables.
@@ -22,12 +22,12 @@ pub(crate) fn small() -> Options {
 
 #[cfg(feature = "rocksdb")]
 pub(crate) fn in_directory(path: &Path) -> Result<RocksStore> {
-    RocksStore::open(Home::Directory(path.join("meta")), &small())
+    RocksStore::open(Backend::Directory(path.join("meta")), &small())
 }
 
 #[cfg(feature = "rocksdb")]
 pub(crate) fn on_blobs(blobs: &Arc<MemoryBlobs>) -> Result<RocksStore> {
-    RocksStore::open(Home::Blobs(Arc::clone(blobs) as _), &small())
+    RocksStore::open(Backend::Blobs(Arc::clone(blobs) as _), &small())
 }
 
 /// One transaction.

@@ -18,7 +18,7 @@ pub(crate) struct Shared(Arc<dyn MetaStore>, Arc<AtomicBool>);
 
 /// Where a pool of a test has its metadata.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Home {
+pub(crate) enum Backend {
     Memory,
     #[cfg(feature = "rocksdb")]
     Directory,
@@ -26,11 +26,11 @@ pub(crate) enum Home {
     Blobs,
 }
 
-impl Home {
+impl Backend {
     /// Whether content has checksums in pools with it: the suites run on pools of both kinds.
     fn has_checksums(self) -> bool {
         #[cfg(feature = "rocksdb")]
-        let has = self == Home::Directory;
+        let has = self == Backend::Directory;
         #[cfg(not(feature = "rocksdb"))]
         let has = false;
         has
@@ -39,7 +39,7 @@ impl Home {
     /// Whether small files share clusters, as in pools that are made today.
     fn shares_clusters(self) -> bool {
         #[cfg(feature = "rocksdb")]
-        let shares = self != Home::Blobs;
+        let shares = self != Backend::Blobs;
         #[cfg(not(feature = "rocksdb"))]
         let shares = true;
         shares
@@ -47,12 +47,12 @@ impl Home {
 }
 
 /// All of them.
-pub(crate) const HOMES: &[Home] = &[
-    Home::Memory,
+pub(crate) const BACKENDS: &[Backend] = &[
+    Backend::Memory,
     #[cfg(feature = "rocksdb")]
-    Home::Directory,
+    Backend::Directory,
     #[cfg(feature = "rocksdb")]
-    Home::Blobs,
+    Backend::Blobs,
 ];
 
 impl MetaStore for Shared {
@@ -105,14 +105,14 @@ impl Lasting {
             reserve_bytes: 0,
             ..ferrite_meta::Options::default()
         };
-        let home = match self {
-            Lasting::Directory(dir) => ferrite_meta::Home::Directory(dir.path().join("meta")),
+        let backend = match self {
+            Lasting::Directory(dir) => ferrite_meta::Backend::Directory(dir.path().join("meta")),
             Lasting::Blobs(device) => {
                 let blobs = ferrite_nvme::MetaBlobs::open(Box::new(Arc::clone(device))).unwrap();
-                ferrite_meta::Home::Blobs(Arc::new(blobs))
+                ferrite_meta::Backend::Blobs(Arc::new(blobs))
             }
         };
-        shared(ferrite_meta::RocksStore::open(home, &options).unwrap())
+        shared(ferrite_meta::RocksStore::open(backend, &options).unwrap())
     }
 }
 
@@ -129,18 +129,18 @@ pub(crate) struct Memory {
 
 impl Memory {
     pub(crate) fn new(stores: usize, clusters: u64, hash_bits: u32) -> Memory {
-        Memory::at(Home::Memory, stores, clusters, hash_bits)
+        Memory::at(Backend::Memory, stores, clusters, hash_bits)
     }
 
-    pub(crate) fn at(home: Home, stores: usize, clusters: u64, hash_bits: u32) -> Memory {
+    pub(crate) fn at(backend: Backend, stores: usize, clusters: u64, hash_bits: u32) -> Memory {
         #[cfg(feature = "rocksdb")]
-        let lasting = match home {
-            Home::Memory => None,
-            Home::Directory => {
+        let lasting = match backend {
+            Backend::Memory => None,
+            Backend::Directory => {
                 let dir = tempfile::Builder::new().tempdir_in("/dev/shm").unwrap();
                 Some(Lasting::Directory(dir))
             }
-            Home::Blobs => {
+            Backend::Blobs => {
                 let device = MemoryDevice::new(256 << 20);
                 let options = FormatOptions {
                     store: [99; 16],
@@ -153,8 +153,8 @@ impl Memory {
                 Some(Lasting::Blobs(Arc::new(device)))
             }
         };
-        let meta = match home {
-            Home::Memory => shared(MemoryStore::new()),
+        let meta = match backend {
+            Backend::Memory => shared(MemoryStore::new()),
             #[cfg(feature = "rocksdb")]
             _ => lasting.as_ref().expect("made above").open(true),
         };
@@ -166,8 +166,8 @@ impl Memory {
                     store: [index as u8; 16],
                     pool: [7; 16],
                     index: index as u16,
-                    checksums: home.has_checksums(),
-                    shares_clusters: home.shares_clusters(),
+                    checksums: backend.has_checksums(),
+                    shares_clusters: backend.shares_clusters(),
                 };
                 BlobStore::format(&device, &options).unwrap();
                 Arc::new(device)

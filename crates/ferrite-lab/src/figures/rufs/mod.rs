@@ -36,7 +36,7 @@ use crate::progress::Progress;
 
 pub(super) use metadata::FIGURE as METADATA;
 pub(super) use registered::FIGURE as REGISTERED;
-pub(super) use server::{DEVICES, HOMES, SERVER_LARGE, SERVER_LATENCY, SERVER_SMALL, lacking};
+pub(super) use server::{BACKENDS, DEVICES, SERVER_LARGE, SERVER_LATENCY, SERVER_SMALL, lacking};
 
 const REMOTE: &str = "ferrite over TCP";
 const ENGINE: &str = "ferrite's engine alone";

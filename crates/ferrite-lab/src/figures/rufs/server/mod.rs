@@ -1,7 +1,7 @@
 //! RUFS figures 10 and 14, and 11 to 13 for the server alone: the NVMe engine, without a network.
 //!
-//! Contents: the five figures and their verdicts. `test_bed` has devices, and engines on them; `homes` measures figure
-//! 10, `transfers` 11 to 13, `devices` 14. These exist only with the cargo feature `nvme`.
+//! Contents: the five figures and their verdicts. `test_bed` has devices, and engines on them; `backends` measures
+//! figure 10, `transfers` 11 to 13, `devices` 14. These exist only with the cargo feature `nvme`.
 //!
 //! The paper has SSDs, and a driver that bypasses the kernel. Here devices are this machine's memory behind the
 //! kernel's block layer, for all contenders alike. The cost of a promise, the comparison of engines on the same kind of
@@ -15,9 +15,9 @@ use crate::plan::Plan;
 use crate::progress::Progress;
 
 #[cfg(feature = "nvme")]
-mod devices;
+mod backends;
 #[cfg(feature = "nvme")]
-mod homes;
+mod devices;
 #[cfg(feature = "nvme")]
 mod test_bed;
 #[cfg(feature = "nvme")]
@@ -43,7 +43,7 @@ const SMALL_PANEL: &str = "4 KiB at random places";
 /// Required rate of six devices in units of one: the least that the paper found.
 const SPEEDUP: f64 = 3.46;
 
-pub(in crate::figures) const HOMES: Figure = Figure {
+pub(in crate::figures) const BACKENDS: Figure = Figure {
     id: "rufs-10",
     title: "Metadata operations by RocksDB's store: synchronous or in groups, in a directory or on a blob store",
     claim: "Synchronous commits cost every operation that writes; on a blob store at most 38.8 %, in a directory of a \
@@ -52,7 +52,7 @@ pub(in crate::figures) const HOMES: Figure = Figure {
     applies_media: false,
     steps: |_| 1,
     run: |plan, progress| run("rufs-10", plan, progress),
-    check: check_homes,
+    check: check_backends,
 };
 
 pub(in crate::figures) const SERVER_LATENCY: Figure = Figure {
@@ -102,7 +102,7 @@ pub(in crate::figures) const DEVICES: Figure = Figure {
 
 /// The feature that this build lacks to run a figure, and the remedy.
 pub(in crate::figures) fn lacking(id: &str) -> Option<&'static str> {
-    let figures = [HOMES, SERVER_LATENCY, SERVER_SMALL, SERVER_LARGE, DEVICES];
+    let figures = [BACKENDS, SERVER_LATENCY, SERVER_SMALL, SERVER_LARGE, DEVICES];
     let needs_engine = figures.iter().any(|figure| figure.id == id);
     (needs_engine && cfg!(not(feature = "nvme"))).then_some(
         "this build has no NVMe engine; make one that has: scripts/setup-debian.sh build && cargo build --release -p \
@@ -113,7 +113,7 @@ pub(in crate::figures) fn lacking(id: &str) -> Option<&'static str> {
 #[cfg(feature = "nvme")]
 fn run(id: &str, plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError> {
     match id {
-        "rufs-10" => homes::run(plan, progress),
+        "rufs-10" => backends::run(plan, progress),
         "rufs-11-server" => transfers::run_latency(plan, progress),
         "rufs-12-server" => transfers::run_small(plan, progress),
         "rufs-13-server" => transfers::run_large(plan, progress),
@@ -131,9 +131,9 @@ fn run(id: &str, _plan: &Plan, _progress: &mut dyn Progress) -> Result<FigureDat
 }
 
 /// More is better in all panels but that of latencies: the contender that must do more comes first.
-fn check_homes(data: &FigureData) -> Verdict {
+fn check_backends(data: &FigureData) -> Verdict {
     let (mut judge, panel) = (Judge::default(), panel_of(data, HOMES_PANEL));
-    // The cost of synchronous commits, for either home.
+    // The cost of synchronous commits, for either backend.
     for label in WRITING {
         judge.at_least(&panel, label, FS_GROUP, FS_SYNC, 1.1);
         judge.at_least(&panel, label, BLOBS_GROUP, BLOBS_SYNC, 1.1);

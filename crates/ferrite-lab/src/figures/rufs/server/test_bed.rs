@@ -10,7 +10,7 @@ use ferrite_blob::device::Device;
 use ferrite_blob::device::uring::{Options, Reactor, Uring, Waiting};
 use ferrite_blob::{BlobStore, FormatOptions};
 use ferrite_buffers::Buffer;
-use ferrite_meta::{Home, MetaStore, RocksStore};
+use ferrite_meta::{Backend, MetaStore, RocksStore};
 use ferrite_nvme::{MetaBlobs, NvmeFs};
 use ferrite_vfs::{FileSystem, NewFile, OpenFile, OpenMode, ROOT_INO, SYSTEM};
 
@@ -109,12 +109,12 @@ impl TestBed {
 
     /// An engine on a device for data, with RocksDB in a directory, or else on a blob store of its own.
     pub(super) fn engine(&mut self, name: &str, dir: Option<PathBuf>, is_sync: bool) -> Result<Server, LabError> {
-        let home = match dir {
-            Some(dir) => Home::Directory(dir),
+        let backend = match dir {
+            Some(dir) => Backend::Directory(dir),
             None => {
                 let device = self.device(&format!("{name}-meta"), META_BYTES)?;
                 format(&device, 0)?;
-                Home::Blobs(Arc::new(MetaBlobs::open(Box::new(device))?))
+                Backend::Blobs(Arc::new(MetaBlobs::open(Box::new(device))?))
             }
         };
         let options = ferrite_meta::Options {
@@ -123,7 +123,7 @@ impl TestBed {
             reserve_bytes: 0,
             ..ferrite_meta::Options::default()
         };
-        let meta = RocksStore::open(home, &options)?;
+        let meta = RocksStore::open(backend, &options)?;
         let device = self.device(&format!("{name}-data"), DATA_BYTES)?;
         format(&device, 0)?;
         Server::new(Box::new(meta), vec![Box::new(device)])

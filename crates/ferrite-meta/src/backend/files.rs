@@ -34,9 +34,9 @@ impl From<BlobError> for FileError {
 
 /// Files on blobs. Clones are the same files.
 #[derive(Clone)]
-pub(crate) struct BlobFiles(Arc<Home>);
+pub(crate) struct BlobFiles(Arc<Backend>);
 
-struct Home {
+struct Backend {
     device: Arc<Device>,
     directory: Mutex<Directory>,
     locked: Mutex<BTreeSet<Vec<u8>>>,
@@ -302,7 +302,7 @@ impl BlobFiles {
             let file = File::new(&device, id, &name, size_bytes);
             files.insert(name, file);
         }
-        Ok(BlobFiles(Arc::new(Home {
+        Ok(BlobFiles(Arc::new(Backend {
             device,
             directory: Mutex::new(Directory { names, files }),
             locked: Mutex::default(),
@@ -442,7 +442,7 @@ impl Files for BlobFiles {
             return Ok(());
         }
         Err(FileError::Locked(
-            "this home has the database open already; share it between threads".into(),
+            "this backend has the database open already; share it between threads".into(),
         ))
     }
 

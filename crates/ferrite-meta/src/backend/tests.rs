@@ -227,7 +227,7 @@ fn a_copy_of_a_database_opens_in_its_place() {
 }
 
 #[test]
-fn a_home_is_made_only_when_asked_and_its_damage_is_told() {
+fn a_backend_is_made_only_when_asked_and_its_damage_is_reported() {
     let blobs = Arc::new(MemoryBlobs::new(64 << 20, false));
     let careful = |blobs: &Arc<MemoryBlobs>| BlobFiles::open(Arc::clone(blobs) as _, 0, false);
     assert_eq!(careful(&blobs).err(), Some(BlobError::NotFound));
