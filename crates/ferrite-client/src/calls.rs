@@ -13,7 +13,7 @@ use super::file::RemoteFile;
 use super::link::{Link, Repeats};
 use super::message::Reply;
 use super::reclaim_state::OpenedAs;
-use super::unsynced::Era;
+use super::unsynced::Epoch;
 use super::untrusted::{FileMac, LinkTarget, XattrNames, XattrValue};
 use super::{Client, limits, locks};
 use ferrite_proto::{FsRequest, Node, NodeAttr, OpenedFile, Request};
@@ -128,9 +128,9 @@ fn changed(request: &FsRequest<'_>) -> Changed {
 
 impl Link {
     /// Counts a change that the server has answered.
-    pub(super) fn note_unsynced(&self, repeats: Repeats, reply: &Reply, era: Era) {
+    pub(super) fn note_unsynced(&self, repeats: Repeats, reply: &Reply, epoch: Epoch) {
         if repeats == Repeats::WithToken && reply.is_ok() && !self.promises().durable_operations {
-            self.unsynced.changed(era);
+            self.unsynced.changed(epoch);
         }
     }
 }

@@ -212,7 +212,7 @@ impl OpenFile for RemoteFile {
         };
         let (changed, has_cache) = (Changed::One(self.node.ino), self.link.cache.is_some());
         let may_be_lost = !self.link.promises().durable_operations;
-        let unsynced = may_be_lost.then(|| (self.link.unsynced.era(), Arc::clone(&self.link.unsynced)));
+        let unsynced = may_be_lost.then(|| (self.link.unsynced.epoch(), Arc::clone(&self.link.unsynced)));
         if let Some(cache) = &self.link.cache {
             cache.begin_change(changed);
         }
@@ -230,8 +230,8 @@ impl OpenFile for RemoteFile {
                 None => error,
             });
             let written = reply.and_then(|reply| reply.result::<WriteReply>());
-            if let (Some((era, unsynced)), Ok(_)) = (unsynced, &written) {
-                unsynced.changed(era);
+            if let (Some((epoch, unsynced)), Ok(_)) = (unsynced, &written) {
+                unsynced.changed(epoch);
             }
             if let Some(buffer) = buffer {
                 let written = written.and_then(|reported| reported.of(mode, buffer.len()));

@@ -242,7 +242,7 @@ impl Link {
                 check_length(&body, request)?;
             }
             let up = self.up(limit)?;
-            let era = self.unsynced.era();
+            let epoch = self.unsynced.epoch();
             if *was_sent && !self.may_repeat(repeats, head) {
                 return Err(FsError::Disconnected);
             }
@@ -265,7 +265,7 @@ impl Link {
                 }
             };
             if let Some(reply) = reply? {
-                self.note_unsynced(repeats, &reply, era);
+                self.note_unsynced(repeats, &reply, epoch);
                 return Ok(reply);
             }
         }

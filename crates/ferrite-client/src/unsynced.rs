@@ -19,7 +19,7 @@ use ferrite_proto::SessionState;
 
 /// The server's run, as far as the client noticed changes of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Era(u64);
+pub(super) struct Epoch(u64);
 
 #[derive(Debug, Default)]
 struct State {
@@ -35,19 +35,19 @@ struct State {
 #[derive(Debug, Default)]
 pub(super) struct Unsynced {
     /// Written only under the lock.
-    era: AtomicU64,
+    epoch: AtomicU64,
     state: Mutex<lock_order::Unsynced, State>,
 }
 
 impl Unsynced {
-    pub(super) fn era(&self) -> Era {
-        Era(self.era.load(Ordering::Acquire))
+    pub(super) fn epoch(&self) -> Epoch {
+        Epoch(self.epoch.load(Ordering::Acquire))
     }
 
-    /// Counts an answered change of a server that may lose it; the request was sent in this era or later.
-    pub(super) fn changed(&self, era: Era) {
+    /// Counts an answered change of a server that may lose it; the request was sent in this epoch or later.
+    pub(super) fn changed(&self, epoch: Epoch) {
         let mut state = self.state.lock();
-        match self.era() == era {
+        match self.epoch() == epoch {
             true => state.changes += 1,
             // The server that answered is probably gone.
             false => state.has_lost = true,
@@ -62,7 +62,7 @@ impl Unsynced {
         if session == SessionState::New && before.is_some_and(|before| before != instance) {
             state.has_lost |= state.changes > state.settled;
             state.settled = state.changes;
-            self.era.fetch_add(1, Ordering::AcqRel);
+            self.epoch.fetch_add(1, Ordering::AcqRel);
         }
     }
 
@@ -71,15 +71,15 @@ impl Unsynced {
     /// # Errors
     /// Those of `sync`; once, if the server may have lost changes that it had answered.
     pub(super) fn sync(&self, sync: impl FnOnce() -> Result<()>) -> Result<()> {
-        let (era, changes) = {
+        let (epoch, changes) = {
             let mut state = self.state.lock();
             refuse_once(&mut state)?;
-            (self.era(), state.changes)
+            (self.epoch(), state.changes)
         };
         sync()?;
         let mut state = self.state.lock();
         refuse_once(&mut state)?;
-        if self.era() == era {
+        if self.epoch() == epoch {
             state.settled = state.settled.max(changes);
         }
         Ok(())
@@ -113,14 +113,14 @@ mod tests {
     fn a_loss_is_reported_once_and_only_of_what_was_not_synced() {
         let unsynced = Unsynced::default();
         unsynced.session_set_up(1, SessionState::New);
-        unsynced.changed(unsynced.era());
+        unsynced.changed(unsynced.epoch());
         assert!(syncs(&unsynced) && unsynced.has_none());
         unsynced.session_set_up(2, SessionState::New);
         assert!(syncs(&unsynced), "nothing was lost");
-        unsynced.changed(unsynced.era());
+        unsynced.changed(unsynced.epoch());
         unsynced.session_set_up(2, SessionState::New);
         assert!(syncs(&unsynced), "the same run of the server has it still");
-        unsynced.changed(unsynced.era());
+        unsynced.changed(unsynced.epoch());
         unsynced.session_set_up(3, SessionState::ToReclaim);
         assert!(
             !unsynced.has_none(),
@@ -135,9 +135,9 @@ mod tests {
     fn a_sync_settles_what_was_replied_before_it_in_the_same_session() {
         let unsynced = Unsynced::default();
         unsynced.session_set_up(1, SessionState::New);
-        unsynced.changed(unsynced.era());
+        unsynced.changed(unsynced.epoch());
         let synced = unsynced.sync(|| {
-            unsynced.changed(unsynced.era());
+            unsynced.changed(unsynced.epoch());
             Ok(())
         });
         assert!(synced.is_ok() && !unsynced.has_none(), "one came meanwhile");
@@ -147,7 +147,7 @@ mod tests {
             Ok(())
         });
         assert!(synced.is_err(), "the one that synced knew nothing of the changes");
-        let before = unsynced.era();
+        let before = unsynced.epoch();
         unsynced.session_set_up(3, SessionState::New);
         unsynced.changed(before);
         assert!(!syncs(&unsynced), "the one that answered is gone");
