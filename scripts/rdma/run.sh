@@ -55,7 +55,7 @@ if has_phase tests; then
         while read -r crate test path; do cp "$path" "$job/tests/$crate,$test"; done
 fi
 if has_phase stock; then
-    build_for_guest build -p ferrite-cli -p ferrite-server --bin ferrite --example responder --example lend |
+    build_for_guest build -p ferrite-cli -p ferrite-server --bin ferrite --example responder --example broker |
         while read -r _ name path; do cp "$path" "$job/bin/$name"; done
     gcc -std=gnu11 -O2 -Wall -Wextra -o "$job/bin/stock" "$here/stock.c" -libverbs -lrdmacm
 fi

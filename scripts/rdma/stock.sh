@@ -103,17 +103,17 @@ new_file() {
     truncate -s "$2" /run/zeros && far ferrite cp -q /run/zeros "$there/$1"
 }
 
-# FAMILY FILE: lends it to who exchanges keys as perftest does; $lender is the lender's process.
-lend_file() {
-    lend "$(host_of "$1")" data "$key" "$2" 18515 >/run/lend 2>&1 &
-    lender=$!
-    until_ok 30 grep -q '^lending' /run/lend || { cat /run/lend; return 1; }
+# FAMILY FILE: connects it to programs that exchange keys as perftest does; $broker is the broker's process.
+broker_file() {
+    broker "$(host_of "$1")" data "$key" "$2" 18515 >/run/broker 2>&1 &
+    broker=$!
+    until_ok 30 grep -q '^listening' /run/broker || { cat /run/broker; return 1; }
 }
 
-end_lending() {
-    kill "$lender" 2>/dev/null
-    wait "$lender" 2>/dev/null
-    cat /run/lend
+end_broker() {
+    kill "$broker" 2>/dev/null
+    wait "$broker" 2>/dev/null
+    cat /run/broker
 }
 
 # Whether the server shows a file as it must be.
@@ -130,10 +130,10 @@ tell_server() {
 # FAMILY light|full
 by_exchange() {
     local name=exchange-$RANDOM status
-    new_file "$name" 6M && lend_file "$1" "$name" || return
+    new_file "$name" 6M && broker_file "$1" "$name" || return
     timeout 500 stock exchange 127.0.0.1 18515 rxe1 "$(gid_of "$1")" $((6 << 20)) /run/image $RANDOM "$2"
     status=$?
-    end_lending
+    end_broker
     lose 0
     [ $status = 0 ] || tell_server
     [ $status = 0 ] && is_as "$name" /run/image
@@ -168,10 +168,10 @@ with_loss() {
 # FAMILY PROGRAM OPTIONS..., of perftest
 perftest() {
     local name=perftest-$RANDOM status
-    new_file "$name" 4M && lend_file "$1" "$name" || return
+    new_file "$name" 4M && broker_file "$1" "$name" || return
     timeout 100 "$2" -d rxe1 -x "$(gid_of "$1")" -p 18515 -F "${@:3}" 127.0.0.1
     status=$?
-    end_lending
+    end_broker
     [ $status = 0 ] || { tell_server; return 1; }
     # They write what is random, and check nothing of what they read.
     case $2 in *write*) ! is_as "$name" /run/zeros >/dev/null ;; esac
@@ -184,7 +184,7 @@ write_lat() {
     # TCP goes over IPv4, which is what this program takes by itself; RDMA goes to $host.
     ip netns exec far responder "/dev/shm/responder-$RANDOM.pool" $host 18516 "$2" "$3" >/run/responder 2>&1 &
     player=$!
-    until_ok 30 grep -q '^lending' /run/responder || { cat /run/responder; return 1; }
+    until_ok 30 grep -q '^listening' /run/responder || { cat /run/responder; return 1; }
     timeout 100 ib_write_lat -d rxe1 -x "$(gid_of "$1")" -p 18516 -F -s "$2" -n "$3" 10.98.0.3
     status=$?
     until_ok 10 grep -q '^done' /run/responder

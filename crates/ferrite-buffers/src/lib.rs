@@ -2,17 +2,17 @@
 //!
 //! Contents: [`Pool`], one area of memory that a network adapter or io_uring registers once, and [`Buffer`], a part of
 //! it with one owner at a time. Sizes are powers of two from 4 KiB to 4 MiB; callers split larger requests. `free`
-//! (single pages, and waiting callers) and `buddy` (all other parts) track which parts are free. And [`lent`]: bytes
-//! that are sent from an engine's memory.
+//! (single pages, and waiting callers) and `buddy` (all other parts) track which parts are free. And [`borrowed`]:
+//! bytes that are sent from an engine's memory.
 //!
 //! Invariants: a part belongs to one buffer, or is free. The area stays where it is as long as the pool or any buffer
 //! lives. This crate knows no engine, no network and no file.
 #![deny(unsafe_code)]
 
 mod area;
+pub mod borrowed;
 mod buddy;
 mod free;
-pub mod lent;
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};

@@ -509,7 +509,7 @@ impl Endpoint {
         }
     }
 
-    /// Lends the provider a buffer for a future message.
+    /// Posts a receive buffer for a future message.
     pub(crate) fn receive(&mut self, buffer: Buffer) -> Result<Option<Buffer>, FabricError> {
         self.give(
             (Kind::Received, 0, buffer),

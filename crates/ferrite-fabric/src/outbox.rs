@@ -1,7 +1,7 @@
 //! Frames queued to leave a server.
 //!
 //! Contents: [`Outbox`], a queue of frames, which keeps small ones together so that one system call sends many, and
-//! sends large data from the buffer that holds it. Data that an engine lends from its own memory is sent at once, in
+//! sends large data from the buffer that holds it. Data borrowed from an engine's memory is sent at once, in
 //! place; the rest that the socket does not take is copied into a buffer, and waits there.
 
 use std::cell::RefCell;
@@ -12,7 +12,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use ferrite_buffers::Buffer;
-use ferrite_buffers::lent::{Lent, Sent};
+use ferrite_buffers::borrowed::{Borrowed, Sent};
 
 use crate::frame::{Lengths, PREFIX_BYTES};
 
@@ -79,26 +79,26 @@ pub struct Outbox {
     queued_bytes: usize,
     /// Bytes that have left.
     gone_bytes: u64,
-    /// The stream for lent data, which is sent at once.
+    /// The stream for borrowed data, which is sent at once.
     stream: Option<Arc<TcpStream>>,
 }
 
 impl Outbox {
-    /// The queue of a stream that receives lent data at once.
-    pub(crate) fn that_lends(stream: &Arc<TcpStream>) -> Outbox {
+    /// The queue of a stream that receives borrowed data at once.
+    pub(crate) fn zero_copy(stream: &Arc<TcpStream>) -> Outbox {
         Outbox {
             stream: Some(Arc::clone(stream)),
             ..Outbox::default()
         }
     }
 
-    /// Whether [`Frame::finish_lent`] may be used.
-    pub fn may_lend(&self) -> bool {
+    /// Whether [`Frame::finish_borrowed`] may be used.
+    pub fn is_zero_copy(&self) -> bool {
         self.stream.is_some()
     }
 
-    /// Stops lending.
-    pub(crate) fn stop_lending(&mut self) {
+    /// From now on all data is copied.
+    pub(crate) fn stop_zero_copy(&mut self) {
         self.stream = None;
     }
 
@@ -168,7 +168,7 @@ impl Outbox {
     }
 
     /// Sends the queue and then `data`, as much as the stream takes; returns how much of `data` that was.
-    fn send_with(&mut self, data: &Lent) -> usize {
+    fn send_with(&mut self, data: &Borrowed) -> usize {
         let Some(stream) = self.stream.clone() else {
             return 0;
         };
@@ -183,7 +183,7 @@ impl Outbox {
                 count += 1;
             }
             if count == self.parts.len() {
-                content[count] = Sent::Lent(data, sent);
+                content[count] = Sent::Borrowed(data, sent);
                 count += 1;
             }
             match (&*stream).send(&content[..count]) {
@@ -367,9 +367,9 @@ impl Frame<'_> {
         self.finish_with_part(data.len(), |head_bytes| Part::Buffer(data, head_bytes));
     }
 
-    /// Sends all frames and this one with data that an engine lends, as much as the stream takes now. The rest of the
-    /// data goes into `rest`, which has space for all of it. Only if [`Outbox::may_lend`].
-    pub fn finish_lent(mut self, data: &Lent, mut rest: Buffer) {
+    /// Sends all frames and this one with data borrowed from an engine, as much as the stream takes now. The rest of
+    /// the data goes into `rest`, which has space for all of it. Only if [`Outbox::is_zero_copy`].
+    pub fn finish_borrowed(mut self, data: &Borrowed, mut rest: Buffer) {
         let start = self.start;
         let body_bytes = self.body_bytes();
         let data_bytes = data.len();

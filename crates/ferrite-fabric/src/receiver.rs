@@ -243,14 +243,14 @@ impl Receiver {
             return Ok(());
         };
         let body = &self.received[self.from + PREFIX_BYTES..][..lengths.body_bytes];
-        // The memory that the request had lent is its own again.
-        let lent = body
+        // The server uses the memory of the request no longer.
+        let exposed = body
             .first_chunk()
-            .and_then(|id| reader.line().take_back(u64::from_le_bytes(*id)));
+            .and_then(|id| reader.line().take_buffer(u64::from_le_bytes(*id)));
         if !is_apart {
             return Ok(());
         }
-        let landed = lent.filter(|buffer| buffer.len() >= lengths.data_bytes);
+        let landed = exposed.filter(|buffer| buffer.len() >= lengths.data_bytes);
         self.landed = Some((landed.ok_or(FabricError::Foreign)?, 0));
         Ok(())
     }

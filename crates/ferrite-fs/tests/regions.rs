@@ -489,7 +489,7 @@ fn a_damaged_file_is_not_bound() {
 
 /// Data that a service sends or caches must not change under it.
 #[test]
-fn pages_of_a_bound_file_are_not_lent_and_its_reads_have_no_version() {
+fn pages_of_a_bound_file_are_not_borrowed_and_its_reads_have_no_version() {
     let (engine, _) = pool(&options(Mapping::default(), false));
     let ino = make(&engine, ROOT_INO, "file");
     write(&engine, ino, 0, &pattern(9000, 1));
@@ -499,12 +499,12 @@ fn pages_of_a_bound_file_are_not_lent_and_its_reads_have_no_version() {
     };
     let file = engine.open(SYSTEM, ino, mode).unwrap();
     let has_version = || file.read_versioned(SYSTEM, 0, &mut [0; 9000]).unwrap().1.is_some();
-    let is_lent = || file.lend(SYSTEM, 0, 9000, &mut |_, _| {}).unwrap();
-    assert!(has_version() && is_lent());
+    let is_borrowed = || file.read_borrowed(SYSTEM, 0, 9000, &mut |_, _| {}).unwrap();
+    assert!(has_version() && is_borrowed());
     let remote = Remote::bind(&engine, ino);
-    assert!(!has_version() && !is_lent());
+    assert!(!has_version() && !is_borrowed());
     remote.region.unbind().unwrap();
-    assert!(has_version() && is_lent());
+    assert!(has_version() && is_borrowed());
     assert!(engine.regions().is_some());
 }
 

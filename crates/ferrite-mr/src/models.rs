@@ -32,7 +32,7 @@ fn is_noticed(name: &str, model: impl Fn() + Send + Sync + Clone + 'static) {
 #[derive(Default)]
 struct Pages {
     words: [AtomicU64; 2],
-    is_lent: [AtomicBool; 2],
+    is_mapped: [AtomicBool; 2],
     appended: AtomicU64,
 }
 
@@ -47,9 +47,9 @@ impl Region for Pages {
 
     fn store(&self, page: u32, _: u32, data: &[u8]) {
         let page = page as usize;
-        assert!(self.is_lent[page].load(SeqCst), "a store to a page that was revoked");
+        assert!(self.is_mapped[page].load(SeqCst), "a store to a page that was revoked");
         self.words[page].store(u64::from(data[0]), SeqCst);
-        assert!(self.is_lent[page].load(SeqCst), "a page was revoked during a store");
+        assert!(self.is_mapped[page].load(SeqCst), "a page was revoked during a store");
     }
 
     fn load(&self, _: u32, _: u32, _: &mut [u8]) {}
@@ -115,7 +115,7 @@ fn run_of(page: u32) -> PageRun {
 fn file_of(pages: &Arc<Pages>) -> (Arc<FileMr>, Arc<Key>) {
     let id = FileId { engine: 0, ino: 1 };
     let file = Arc::new(FileMr::new(0, id, 0, Arc::new(may_keep)));
-    pages.is_lent[0].store(true, SeqCst);
+    pages.is_mapped[0].store(true, SeqCst);
     file.resize(4096);
     file.publish(&[run_of(0)]);
     file.bound(Arc::clone(pages) as _);
@@ -154,9 +154,9 @@ fn a_page_moves_under_packets(flaw: Flaw) {
             if flaw != Flaw::NoRevocation {
                 file.revoke(0, 1);
             }
-            pages.is_lent[0].store(false, SeqCst);
+            pages.is_mapped[0].store(false, SeqCst);
             let copy = pages.words[0].load(SeqCst);
-            pages.is_lent[1].store(true, SeqCst);
+            pages.is_mapped[1].store(true, SeqCst);
             if flaw == Flaw::EarlyPublish {
                 file.publish(&[run_of(1)]);
             }

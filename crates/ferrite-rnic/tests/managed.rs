@@ -254,7 +254,7 @@ fn a_client_hears_that_its_queue_pair_was_closed() {
 
 /// A server may send requests to its clients, too: each queue pair works both ways.
 #[test]
-fn a_server_writes_and_reads_what_a_client_lends() {
+fn a_server_writes_and_reads_memory_that_a_client_exposes() {
     let (files, ends) = (Files::with(4_096), Arc::new(Ends::default()));
     let (rnic, server) = server(6, 2, &files, &ends);
     let mut client = Client::new(address(7), server);

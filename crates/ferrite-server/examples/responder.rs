@@ -29,7 +29,7 @@ use ferrite_server::{KeyWanted, Keys, Rdma};
 use ferrite_vfs::regions::Binding;
 use ferrite_vfs::{FileSystem, Ino, NewFile, OpenFile, OpenMode, Position, ROOT_INO, SYSTEM};
 
-use exchange::{Lender, Line, Result};
+use exchange::{Broker, Line, Result};
 
 const POOL_BYTES: u64 = 64 << 20;
 const FILE_BYTES: usize = 16 << 20;
@@ -66,7 +66,7 @@ fn reply(pool: &str, address: &str, port: &str, bytes: &str, rounds: &str) -> Re
         open: OpenMode::read_write(),
         exclusive: true,
     };
-    let made = fs.create(SYSTEM, ROOT_INO, b"lent", &new)?;
+    let made = fs.create(SYSTEM, ROOT_INO, b"shared", &new)?;
     made.file.write(SYSTEM, Position::At(0).into(), &vec![0; FILE_BYTES])?;
     let options = Options {
         listen: vec![SocketAddr::new(ip, UDP_PORT)],
@@ -134,12 +134,12 @@ struct Player {
     plays: Option<JoinHandle<()>>,
 }
 
-impl Lender for Player {
+impl Broker for Player {
     fn mtu(&mut self, wanted: u8) -> Result<u8> {
         Ok(wanted)
     }
 
-    fn lend(&mut self, theirs: &Line, mtu: u8) -> Result<Line> {
+    fn connect(&mut self, theirs: &Line, mtu: u8) -> Result<Line> {
         let opened = self.game.adapter.open(
             SESSION,
             &QueuePairInfo {

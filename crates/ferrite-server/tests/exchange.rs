@@ -1,34 +1,34 @@
-//! The exchange of the examples `lend` and `responder` with programs of perftest.
+//! The exchange of the examples `broker` and `responder` with programs of perftest.
 //!
 //! Protected property: the exchange continues at each step as perftest 4.5 expects it, byte by byte, and the example
-//! returns lent queue pairs when the program leaves, however that happens.
+//! returns queue pairs when the program leaves, however that happens.
 
 #[path = "../examples/exchange/mod.rs"]
-mod lending;
+mod brokering;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use lending::{Lender, Line, Result};
+use brokering::{Broker, Line, Result};
 
 #[derive(Debug, PartialEq, Eq)]
 enum Event {
-    Lent(Line, u8),
+    Connected(Line, u8),
     Began(usize),
     Ended(usize),
 }
 
 struct Double(Sender<Event>);
 
-impl Lender for Double {
+impl Broker for Double {
     fn mtu(&mut self, wanted: u8) -> Result<u8> {
         Ok(wanted.min(3))
     }
 
-    fn lend(&mut self, theirs: &Line, mtu: u8) -> Result<Line> {
-        self.0.send(Event::Lent(*theirs, mtu))?;
+    fn connect(&mut self, theirs: &Line, mtu: u8) -> Result<Line> {
+        self.0.send(Event::Connected(*theirs, mtu))?;
         if theirs.qpn == 0x99 {
             return Err("no more".into());
         }
@@ -66,9 +66,9 @@ fn reply_to(qpn: u32) -> Vec<u8> {
 
 fn start() -> (TcpStream, Receiver<Event>) {
     let (sender, events) = channel();
-    let listener = lending::port("0").unwrap();
+    let listener = brokering::port("0").unwrap();
     let address = ("127.0.0.1", listener.local_addr().unwrap().port());
-    std::thread::spawn(move || lending::listen(&listener, || Double(sender.clone())));
+    std::thread::spawn(move || brokering::listen(&listener, || Double(sender.clone())));
     let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     (stream, events)
@@ -106,7 +106,7 @@ fn a_test_of_bandwidth_with_two_queue_pairs() {
             at: 0x55d0_c0de_0000,
             ip: "10.98.0.2".parse().unwrap(),
         };
-        assert_eq!(next(&events), Event::Lent(theirs, 3));
+        assert_eq!(next(&events), Event::Connected(theirs, 3));
     }
     // Ready; begun; done; results; goodbye.
     trade(&mut stream, &line(0x11), &reply_to(0x11));
@@ -131,9 +131,9 @@ fn what_is_refused_or_makes_no_sense_ends_the_exchange() {
     let (mut stream, events) = start();
     begin(&mut stream);
     trade(&mut stream, &line(0x11), &reply_to(0x11));
-    assert!(matches!(next(&events), Event::Lent(..)));
+    assert!(matches!(next(&events), Event::Connected(..)));
     stream.write_all(&line(0x99)).unwrap();
-    assert!(matches!(next(&events), Event::Lent(..)));
+    assert!(matches!(next(&events), Event::Connected(..)));
     assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0, "it is closed");
     assert_eq!(next(&events), Event::Ended(1));
 
@@ -148,7 +148,7 @@ fn what_is_refused_or_makes_no_sense_ends_the_exchange() {
     let (mut stream, events) = start();
     begin(&mut stream);
     trade(&mut stream, &line(0x12), &reply_to(0x12));
-    assert!(matches!(next(&events), Event::Lent(..)));
+    assert!(matches!(next(&events), Event::Connected(..)));
     drop(stream);
     assert_eq!(next(&events), Event::Ended(1));
 }

@@ -145,7 +145,7 @@ fn long_reads_of_the_reference_see_one_state() {
     one_state(reference.fs(), reference.fs(), 2);
 }
 
-/// When the sockets are full lent data is sent late, and its pages may have become others'.
+/// When the sockets are full borrowed data is sent late, and its pages may have become others'.
 #[test]
 fn late_long_reads_see_one_state() {
     // Freed pages are soon written again.
@@ -166,7 +166,7 @@ fn late_long_reads_see_one_state() {
 /// Holes, preallocated pages, pages with logs and an end inside a page. Over TCP: a fabric places data at its
 /// destination, and long reads over it are one request.
 #[test]
-fn what_has_no_pages_to_lend_is_read_all_the_same() {
+fn content_without_pages_to_borrow_is_read_all_the_same() {
     let path = make_pool(64 << 20, 100);
     let engine = mount(&path);
     let (_server, address) = serve(Arc::new(engine.clone()), vec![export("")], &ServerOptions::default());
@@ -214,7 +214,7 @@ fn what_has_no_pages_to_lend_is_read_all_the_same() {
     assert_eq!(file.read_at(SYSTEM, 0, &mut vec![0; 1 << 20]), Ok(0));
 }
 
-/// A client does not take its requested data, until the pages lent to it belong to another. Both are on TCP: the thread
+/// A client does not take its requested data, until the borrowed pages belong to another. Both are on TCP: the thread
 /// that has filled one's socket answers the other.
 #[test]
 fn what_is_sent_late_is_what_was_asked_for() {

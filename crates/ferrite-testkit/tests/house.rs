@@ -31,7 +31,7 @@ const UNSAFE_FILES: &[&str] = &[
     "ferrite-blob/src/device/reactor.rs",
     "ferrite-blob/src/device/submitted.rs",
     "ferrite-buffers/src/area.rs",
-    "ferrite-buffers/src/lent.rs",
+    "ferrite-buffers/src/borrowed.rs",
     "ferrite-cli/src/memory.rs",
     "ferrite-fabric/src/ofi.rs",
     "ferrite-fabric/src/ofi/",

@@ -45,9 +45,9 @@ struct State {
     /// Unread pieces of the stream; the client returns their messages to the server only afterwards.
     inbox: VecDeque<Vec<u8>>,
     /// By request: the memory that the server reads or writes.
-    lent: HashMap<u64, Buffer>,
+    exposed: HashMap<u64, Buffer>,
     /// Buffers for messages that a busy provider has not taken yet.
-    unlent: Vec<Buffer>,
+    unposted: Vec<Buffer>,
     /// When this side last sent something.
     sent: Instant,
 }
@@ -86,8 +86,8 @@ impl Line {
                 channel: None,
                 done: Vec::new(),
                 inbox: VecDeque::new(),
-                lent: HashMap::new(),
-                unlent: Vec::new(),
+                exposed: HashMap::new(),
+                unposted: Vec::new(),
                 sent: Instant::now(),
             }),
             pool,
@@ -153,7 +153,7 @@ impl Line {
         limit: Duration,
     ) -> Result<(), FabricError> {
         let bulk_bytes = data.len().max(reply_bytes);
-        let lent = match body.first_chunk() {
+        let exposed = match body.first_chunk() {
             Some(&id) if bulk_bytes > INLINE_BYTES_MAX => self
                 .pool
                 .get(bulk_bytes, BUFFER_WAIT)
@@ -164,10 +164,10 @@ impl Line {
             body_bytes: body.len(),
             data_bytes: data.len(),
         };
-        let head = prefix(lengths, lent.is_some());
+        let head = prefix(lengths, exposed.is_some());
         let mut descriptor = Vec::new();
         let mut pieces = [&head[..], body, data];
-        if let Some((id, mut buffer)) = lent {
+        if let Some((id, mut buffer)) = exposed {
             if !data.is_empty() {
                 buffer.copy_from_slice(data);
             }
@@ -177,7 +177,7 @@ impl Line {
             };
             descriptor.extend(place.encode());
             pieces[2] = &descriptor;
-            self.lock().lent.insert(id, buffer);
+            self.lock().exposed.insert(id, buffer);
         }
         self.send_pieces(pieces, limit)
     }
@@ -253,9 +253,9 @@ impl Line {
         Ok(())
     }
 
-    /// The memory that this side lent the server for a request, now that it is answered.
-    pub(crate) fn take_back(&self, id: u64) -> Option<Buffer> {
-        self.lock().lent.remove(&id)
+    /// The memory that this side exposed to the server for a request, now that it is answered.
+    pub(crate) fn take_buffer(&self, id: u64) -> Option<Buffer> {
+        self.lock().exposed.remove(&id)
     }
 }
 
@@ -289,9 +289,9 @@ impl State {
 
     /// Drives the provider, and takes the arrivals.
     fn look(&mut self, pool: &Pool) -> Result<(), FabricError> {
-        while let Some(buffer) = self.unlent.pop() {
+        while let Some(buffer) = self.unposted.pop() {
             if let Some(buffer) = self.endpoint.receive(buffer)? {
-                self.unlent.push(buffer);
+                self.unposted.push(buffer);
                 break;
             }
         }
@@ -312,12 +312,12 @@ impl State {
     fn came(&mut self, message: Buffer) -> Result<(), FabricError> {
         let (endpoint, inbox) = (&mut self.endpoint, &mut self.inbox);
         let slot_bytes = message_bytes(endpoint.inject_bytes());
-        let (mut result, unlent) = (Ok(()), &mut self.unlent);
+        let (mut result, unposted) = (Ok(()), &mut self.unposted);
         let mut free = |mut buffer: Buffer| {
             buffer.set_len(slot_bytes);
             match endpoint.receive(buffer) {
                 Ok(None) => {}
-                Ok(Some(buffer)) => unlent.push(buffer),
+                Ok(Some(buffer)) => unposted.push(buffer),
                 Err(error) => result = Err(error),
             }
         };

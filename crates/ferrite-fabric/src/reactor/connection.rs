@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ferrite_buffers::lent::{self, Sent};
+use ferrite_buffers::borrowed::{self, Sent};
 use ferrite_buffers::{Buffer, Pool};
 use rustix::event::epoll::EventFlags;
 
@@ -113,7 +113,7 @@ impl<P> Connection<P> {
             arriving: None,
             // Encrypted data is copied anyway.
             out: match &records {
-                None => Outbox::that_lends(&stream),
+                None => Outbox::zero_copy(&stream),
                 Some(_) => Outbox::default(),
             },
             stream,
@@ -252,7 +252,7 @@ impl<P> Connection<P> {
                 return Ok((at, Step::Idle));
             };
             if body.starts_with(&OWN_ID) {
-                self.out.stop_lending();
+                self.out.stop_zero_copy();
                 self.introduction = Some(body.to_vec());
                 return Ok((at + PREFIX_BYTES + lengths.body_bytes + lengths.data_bytes, Step::Held));
             }
@@ -404,7 +404,7 @@ impl Sealing<'_> {
 
 impl Sink for &TcpStream {
     fn send(&mut self, parts: &[Sent<'_>]) -> io::Result<usize> {
-        lent::send(self.as_fd(), parts)
+        borrowed::send(self.as_fd(), parts)
     }
 }
 
@@ -416,7 +416,7 @@ impl Sink for Sealing<'_> {
         }
         let mut taken = 0;
         for part in parts {
-            // This cannot read lent data: such an outbox does not lend.
+            // This cannot read borrowed data: such a queue gets none.
             let Sent::Bytes(part) = part else {
                 return Err(io::ErrorKind::Unsupported.into());
             };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ferrite_buffers::lent::Lent;
+use ferrite_buffers::borrowed::Borrowed;
 use ferrite_map::TransCache;
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, Result, SetAttr, WriteMode,
@@ -86,9 +86,15 @@ impl OpenFile for PmFile {
         self.reader(ctx).read_versioned(offset, buf)
     }
 
-    fn lend(&self, ctx: &Ctx, offset: u64, len_bytes: usize, take: &mut dyn FnMut(&Lent, u64)) -> Result<bool> {
+    fn read_borrowed(
+        &self,
+        ctx: &Ctx,
+        offset: u64,
+        len_bytes: usize,
+        take: &mut dyn FnMut(&Borrowed, u64),
+    ) -> Result<bool> {
         self.check_open(self.mode.read)?;
-        self.reader(ctx).lend(offset, len_bytes, take)
+        self.reader(ctx).read_borrowed(offset, len_bytes, take)
     }
 
     fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written> {

@@ -23,21 +23,21 @@ const SILENCE: Duration = Duration::from_secs(1);
 const RESULTS: usize = 5;
 
 /// A source of queue pairs and a key for a program.
-pub(crate) trait Lender {
+pub(crate) trait Broker {
     /// The path MTU for a program that wants this one: the code, 1 to 5.
     ///
     /// # Errors
     /// If there is no path.
     fn mtu(&mut self, wanted: u8) -> Result<u8>;
 
-    /// Lends a queue pair for the program's, and a key.
+    /// Connects a queue pair to the program's, and provides a key.
     ///
     /// # Errors
-    /// If it has no queue pair or key to lend.
-    fn lend(&mut self, theirs: &Line, mtu: u8) -> Result<Line>;
+    /// If it has no queue pair or key left.
+    fn connect(&mut self, theirs: &Line, mtu: u8) -> Result<Line>;
 
-    /// All queue pairs are lent, and the program has been silent for a while: its test has begun, or it is slow and
-    /// sends more, which waits until this returns.
+    /// All queue pairs are connected, and the program has been silent for a while: its test has begun, or it is slow
+    /// and sends more, which waits until this returns.
     fn begin(&mut self, _pairs: &[(Line, Line)]) {}
 
     /// The program has ended.
@@ -52,27 +52,27 @@ pub(crate) fn port(number: &str) -> Result<TcpListener> {
     Ok(TcpListener::bind((Ipv6Addr::UNSPECIFIED, number.parse()?))?)
 }
 
-/// Serves programs that connect to a TCP port, each by a lender of its own.
+/// Serves programs that connect to a TCP port, each by a broker of its own.
 ///
 /// # Errors
 /// If the port is gone.
-pub(crate) fn listen<L: Lender + Send + 'static>(listener: &TcpListener, mut lender: impl FnMut() -> L) -> Result<()> {
-    println!("lending at {}", listener.local_addr()?);
+pub(crate) fn listen<L: Broker + Send + 'static>(listener: &TcpListener, mut broker: impl FnMut() -> L) -> Result<()> {
+    println!("listening at {}", listener.local_addr()?);
     for stream in listener.incoming() {
-        let (mut lender, stream) = (lender(), stream?);
+        let (mut broker, stream) = (broker(), stream?);
         thread::spawn(move || {
             let mut pairs = Vec::new();
-            match serve(stream, &mut lender, &mut pairs) {
+            match serve(stream, &mut broker, &mut pairs) {
                 Ok(()) => println!("done: {} queue pairs", pairs.len()),
                 Err(error) => eprintln!("the exchange ended: {error}"),
             }
-            lender.end(&pairs);
+            broker.end(&pairs);
         });
     }
     Ok(())
 }
 
-fn serve(mut stream: TcpStream, lender: &mut impl Lender, pairs: &mut Vec<(Line, Line)>) -> Result<()> {
+fn serve(mut stream: TcpStream, broker: &mut impl Broker, pairs: &mut Vec<(Line, Line)>) -> Result<()> {
     stream.set_nodelay(true)?;
     // The program's version, page size and line size are echoed.
     for len in [16, 4, 4] {
@@ -82,14 +82,14 @@ fn serve(mut stream: TcpStream, lender: &mut impl Lender, pairs: &mut Vec<(Line,
     }
     let mut digits = [0; 2];
     stream.read_exact(&mut digits)?;
-    let mtu = lender.mtu(digits[0].wrapping_sub(b'0'))?;
+    let mtu = broker.mtu(digits[0].wrapping_sub(b'0'))?;
     stream.write_all(&[b'0' + mtu, 0])?;
     let mut has_begun = false;
     loop {
         // The number of lines before a test depends on the program, so silence marks its beginning.
         if !has_begun && !pairs.is_empty() && is_silent(&stream)? {
             has_begun = true;
-            lender.begin(pairs);
+            broker.begin(pairs);
         }
         let mut head = [0; 8];
         match stream.read(&mut head[..1])? {
@@ -110,7 +110,7 @@ fn serve(mut stream: TcpStream, lender: &mut impl Lender, pairs: &mut Vec<(Line,
         let ours = match known {
             Some((_, ours)) => *ours,
             None => {
-                let ours = lender.lend(&theirs, mtu)?;
+                let ours = broker.connect(&theirs, mtu)?;
                 pairs.push((theirs, ours));
                 ours
             }
@@ -155,7 +155,7 @@ pub(crate) struct Line {
     pub(crate) qpn: u32,
     /// The number of its first packet.
     pub(crate) psn: u32,
-    /// The key of the lent memory.
+    /// The key of the remote memory.
     pub(crate) key: u32,
     /// The address at which that begins.
     pub(crate) at: u64,

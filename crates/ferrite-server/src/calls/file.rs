@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use ferrite_buffers::Buffer;
-use ferrite_buffers::lent::Lent;
+use ferrite_buffers::borrowed::Borrowed;
 use ferrite_fabric::frame::{DATA_BYTES_MAX, INLINE_BYTES_MAX};
 use ferrite_fabric::outbox::{Frame, Outbox};
 use ferrite_fabric::reactor::Served;
@@ -134,7 +134,7 @@ impl RequestHandler<'_> {
         let Some(mut buffer) = self.pool.take(len) else {
             return Ok(Served::Starved);
         };
-        if out.may_lend() {
+        if out.is_zero_copy() {
             match self.lend_piece(&*file, offset, buffer, out) {
                 None => return Ok(Served::Yes),
                 Some(unused) => buffer = unused,
@@ -151,15 +151,15 @@ impl RequestHandler<'_> {
     fn lend_piece(&self, file: &dyn OpenFile, offset: u64, buffer: Buffer, out: &mut Outbox) -> Option<Buffer> {
         let len = buffer.len();
         let mut rest = Some(buffer);
-        let mut take = |lent: &Lent, version| {
+        let mut take = |borrowed: &Borrowed, version| {
             if let Some(rest) = rest.take() {
-                begin_piece(out, self.id, Some(version)).finish_lent(lent, rest);
+                begin_piece(out, self.id, Some(version)).finish_borrowed(borrowed, rest);
             }
         };
-        let lent = file.lend(&self.ctx, offset, len, &mut take);
+        let borrowed = file.read_borrowed(&self.ctx, offset, len, &mut take);
         // The reply has begun, and lacks data that it announces: it must not arrive.
-        if let (Err(error), None) = (&lent, &rest) {
-            tracing::error!("a read from pages that were lent failed: {error}");
+        if let (Err(error), None) = (&borrowed, &rest) {
+            tracing::error!("a read from borrowed pages failed: {error}");
             if let Some(link) = &*self.session.recipient.link.lock() {
                 link.close();
             }

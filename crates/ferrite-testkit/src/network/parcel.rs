@@ -1,4 +1,4 @@
-//! Arguments in transit: the sender copies them, the receiver lends them to the engine.
+//! Arguments in transit: the sender copies them, the engine borrows them from the receiver.
 
 use ferrite_vfs::locks::{LockOwner, RecordLock, Unlock};
 use ferrite_vfs::{
@@ -13,11 +13,11 @@ pub trait Parcel: 'static {
     /// Copies it.
     fn pack(argument: Self::Argument<'_>) -> Self;
 
-    /// Lends it to the engine.
+    /// Borrows it for the engine.
     fn unpack(&self) -> Self::Argument<'_>;
 }
 
-macro_rules! lent {
+macro_rules! borrowed {
     ($($type:ty),*) => {
         $(impl Parcel for $type {
             type Argument<'a> = &'a $type;
@@ -49,7 +49,7 @@ macro_rules! passed {
     };
 }
 
-lent!(Ctx, RecordLock, SetAttr, NewNode, NewFile, Start, OpenFlags);
+borrowed!(Ctx, RecordLock, SetAttr, NewNode, NewFile, Start, OpenFlags);
 passed!(
     LockOwner,
     Unlock,

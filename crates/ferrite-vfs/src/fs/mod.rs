@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use crate::regions::Regions;
-use ferrite_buffers::lent::Lent;
+use ferrite_buffers::borrowed::Borrowed;
 use ferrite_buffers::{Buffer, Pool};
 
 use crate::{
@@ -225,11 +225,17 @@ pub trait OpenFile: Send + Sync {
         Ok((count, is_one_state.then_some(before)))
     }
 
-    /// Lends `take` the bytes from `offset` on, at most `len_bytes` and fewer only at the end of the file, to be sent
-    /// without a copy, and the file's version as in [`Self::read_versioned`]. Until `take` returns, the bytes do not
-    /// change and writers of the file wait, so `take` must not block. False: the caller must read instead; `take` was
-    /// not called. After a media error met meanwhile, the caller must not use the bytes that `take` got.
-    fn lend(&self, _: &Ctx, _offset: u64, _len_bytes: usize, _take: &mut dyn FnMut(&Lent, u64)) -> Result<bool> {
+    /// Passes `take` the borrowed bytes from `offset` on, at most `len_bytes` and fewer only at the end of the file, to
+    /// be sent without a copy, and the file's version as in [`Self::read_versioned`]. Until `take` returns, the bytes
+    /// do not change and writers of the file wait, so `take` must not block. False: the caller must read instead;
+    /// `take` was not called. After a media error met meanwhile, the caller must not use the bytes that `take` got.
+    fn read_borrowed(
+        &self,
+        _: &Ctx,
+        _offset: u64,
+        _len_bytes: usize,
+        _take: &mut dyn FnMut(&Borrowed, u64),
+    ) -> Result<bool> {
         Ok(false)
     }
 

@@ -1,15 +1,15 @@
 //! Zero-copy reads: pages that the network sends from where they lie.
 //!
-//! Contents: [`Reader::lend`]. Unlike other reads it holds the inode's shared lock: data sent to the network cannot be
-//! recalled, so a page must not be freed and become another file's before it has been sent.
+//! Contents: [`Reader::read_borrowed`]. Unlike other reads it holds the inode's shared lock: data sent to the network
+//! cannot be recalled, so a page must not be freed and become another file's before it has been sent.
 //!
 //! The lock is enough: only holders of the inode's exclusive lock free a page, merges included. Pages whose content is
-//! not in one place (inline, or with a log) or must be verified are not lent.
+//! not in one place (inline, or with a log) or must be verified are not borrowed.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use ferrite_buffers::lent::{Lent, Words};
+use ferrite_buffers::borrowed::{Borrowed, Words};
 use ferrite_map::{Lblk, PageId, PageWord};
 use ferrite_pm::Region;
 use ferrite_vfs::Result;
@@ -27,9 +27,14 @@ impl Words for Pages {
 }
 
 impl Reader<'_> {
-    /// See [`ferrite_vfs::OpenFile::lend`]. Lends nothing while another thread has the inode's exclusive lock, nor if
-    /// its access time is to be set.
-    pub(crate) fn lend(&self, offset: u64, len_bytes: usize, take: &mut dyn FnMut(&Lent, u64)) -> Result<bool> {
+    /// See [`ferrite_vfs::OpenFile::read_borrowed`]. Borrows nothing while another thread has the inode's exclusive
+    /// lock, nor if its access time is to be set.
+    pub(crate) fn read_borrowed(
+        &self,
+        offset: u64,
+        len_bytes: usize,
+        take: &mut dyn FnMut(&Borrowed, u64),
+    ) -> Result<bool> {
         let core = self.core;
         core.check_readable()?;
         let must_verify = core.superblock.has_data_checksums();
@@ -39,24 +44,24 @@ impl Reader<'_> {
         let Some(_lock) = self.inode.try_read() else {
             return Ok(false);
         };
-        let (Some(version), Some(lent)) = (self.inode.begin_read(), self.places(offset, len_bytes)) else {
+        let (Some(version), Some(borrowed)) = (self.inode.begin_read(), self.places(offset, len_bytes)) else {
             return Ok(false);
         };
         core.check_readable()?;
-        take(&lent, version);
+        take(&borrowed, version);
         // A fault on the medium meanwhile gave zeros, and poisoned the pool.
         core.check_readable()?;
         Ok(true)
     }
 
-    fn places(&self, offset: u64, len_bytes: usize) -> Option<Lent> {
+    fn places(&self, offset: u64, len_bytes: usize) -> Option<Borrowed> {
         let core = self.core;
         let inode = load_hot(core, self.inode.ino);
         // Adapters may change pages of a bound file.
         if inode.is_inline() || inode.is_bound() || is_atime_due(core, &inode, self.no_atime) {
             return None;
         }
-        let mut lent = Lent::new(Arc::new(Pages(Arc::clone(&core.region))));
+        let mut borrowed = Borrowed::new(Arc::new(Pages(Arc::clone(&core.region))));
         let end = inode.size().min(offset.saturating_add(len_bytes as u64));
         let mut words = [PageWord::HOLE; BATCH];
         let mut at = offset;
@@ -71,16 +76,16 @@ impl Reader<'_> {
                 let within = at % BLOCK_BYTES;
                 let len = (BLOCK_BYTES - within).min(end - at);
                 if word.is_hole() || word.is_unwritten() {
-                    lent.push_zeros(len as usize);
+                    borrowed.push_zeros(len as usize);
                 } else if has_log(word) || !core.superblock.is_data_block(word.page()) {
                     // An invalid word is an error, if reading finds the same.
                     return None;
                 } else {
-                    lent.push(core.superblock.block_offset(word.page()) + within, len as usize);
+                    borrowed.push(core.superblock.block_offset(word.page()) + within, len as usize);
                 }
                 at += len;
             }
         }
-        Some(lent)
+        Some(borrowed)
     }
 }

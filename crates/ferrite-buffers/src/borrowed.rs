@@ -1,10 +1,10 @@
-//! Bytes that an engine lends to the network, which sends them from where they lie.
+//! Bytes of an engine that the network borrows: it sends them from where they lie.
 //!
-//! Contents: [`Lent`], and [`send`], which sends such bytes and others in one system call. Memory that other threads
-//! store to must not be seen as `&[u8]`; only its address goes to the kernel here.
+//! Contents: [`Borrowed`], and [`send`], which sends such bytes and others in one system call. Memory that other
+//! threads store to must not be seen as `&[u8]`; only its address goes to the kernel here.
 //!
-//! Invariant: bytes are lent for the length of a call. Bytes that are not sent by then are copied ([`Lent::copy`]),
-//! because the memory may later belong to another file, whose content must not leak.
+//! Invariant: bytes are borrowed for the length of a call. Bytes that are not sent by then are copied
+//! ([`Borrowed::copy`]), because the memory may later belong to another file, whose content must not leak.
 #![allow(
     unsafe_code,
     reason = "addresses of memory that others store to are given to the system"
@@ -34,16 +34,16 @@ struct Part {
 }
 
 /// Bytes of an engine's memory, in the order in which they are to be sent.
-pub struct Lent {
+pub struct Borrowed {
     memory: Arc<dyn Words>,
     parts: Vec<Part>,
     len: usize,
 }
 
-impl Lent {
+impl Borrowed {
     /// No bytes yet, of `memory`.
-    pub fn new(memory: Arc<dyn Words>) -> Lent {
-        Lent {
+    pub fn new(memory: Arc<dyn Words>) -> Borrowed {
+        Borrowed {
             memory,
             parts: Vec::new(),
             len: 0,
@@ -153,8 +153,8 @@ impl Lent {
 pub enum Sent<'s> {
     /// Bytes of the caller.
     Bytes(&'s [u8]),
-    /// Lent bytes, behind so many of them.
-    Lent(&'s Lent, usize),
+    /// Borrowed bytes, behind so many of them.
+    Borrowed(&'s Borrowed, usize),
 }
 
 /// Sends as much as the socket takes, in one system call; returns how much. Sends at most [`PARTS_MAX`] parts.
@@ -170,7 +170,7 @@ pub fn send(socket: BorrowedFd<'_>, content: &[Sent<'_>]) -> io::Result<usize> {
                 iov_base: bytes.as_ptr().cast_mut().cast(),
                 iov_len: bytes.len(),
             })),
-            Sent::Lent(lent, skipped) => places.extend(lent.places(*skipped).take(left)),
+            Sent::Borrowed(borrowed, skipped) => places.extend(borrowed.places(*skipped).take(left)),
         }
     }
     // SAFETY: all zeros is a message without name, content and control data.
@@ -178,9 +178,9 @@ pub fn send(socket: BorrowedFd<'_>, content: &[Sent<'_>]) -> io::Result<usize> {
     message.msg_iov = places.as_mut_ptr();
     message.msg_iovlen = places.len() as _;
     // SAFETY: the message's array has as many places as it says. Each is memory that stays mapped during the call: a
-    // slice that is borrowed, or words that `memory` lends for as long as it is borrowed itself. The kernel only reads
-    // there. Stores by others to the words meanwhile do not invalidate any reference: the words are atomic, and the
-    // kernel's copy takes part in no data race of this program.
+    // slice that is borrowed, or words borrowed from `memory` for as long as it is borrowed itself. The kernel only
+    // reads there. Stores by others to the words meanwhile do not invalidate any reference: the words are atomic, and
+    // the kernel's copy takes part in no data race of this program.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
@@ -204,58 +204,62 @@ mod tests {
     #[test]
     fn bytes_leave_in_order_however_often_it_stops() {
         let memory = Arc::new(Memory((0..64).map(AtomicU64::new).collect()));
-        let mut lent = Lent::new(memory.clone());
-        lent.push(8, 16);
-        lent.push(24, 8);
-        lent.push_zeros(5);
-        lent.push(80, 11);
-        assert_eq!((lent.len(), lent.parts.len()), (40, 3));
+        let mut borrowed = Borrowed::new(memory.clone());
+        borrowed.push(8, 16);
+        borrowed.push(24, 8);
+        borrowed.push_zeros(5);
+        borrowed.push(80, 11);
+        assert_eq!((borrowed.len(), borrowed.parts.len()), (40, 3));
         let word = |index: usize| memory.0[index].load(Ordering::Relaxed).to_ne_bytes();
         let mut whole = b"head".to_vec();
         (1..4).for_each(|index| whole.extend(word(index)));
         whole.extend([0; 5]);
         whole.extend(word(10));
         whole.extend(&word(11)[..3]);
-        for skipped in 0..lent.len() {
+        for skipped in 0..borrowed.len() {
             let (here, mut there) = UnixStream::pair().unwrap();
-            let count = send(here.as_fd(), &[Sent::Bytes(b"head"), Sent::Lent(&lent, skipped)]).unwrap();
+            let count = send(
+                here.as_fd(),
+                &[Sent::Bytes(b"head"), Sent::Borrowed(&borrowed, skipped)],
+            )
+            .unwrap();
             drop(here);
             let mut found = Vec::new();
             there.read_to_end(&mut found).unwrap();
             assert_eq!(count, found.len());
             assert_eq!(found[..4], whole[..4]);
             assert_eq!(found[4..], whole[4 + skipped..], "behind {skipped} bytes");
-            for len in 0..=lent.len() - skipped {
+            for len in 0..=borrowed.len() - skipped {
                 let mut copy = vec![0xee; len];
-                assert_eq!(lent.copy(skipped, &mut copy), len);
+                assert_eq!(borrowed.copy(skipped, &mut copy), len);
                 assert_eq!(copy, whole[4 + skipped..][..len], "{len} bytes behind {skipped}");
             }
-            assert_eq!(lent.copy(skipped, &mut [0; 100]), lent.len() - skipped);
+            assert_eq!(borrowed.copy(skipped, &mut [0; 100]), borrowed.len() - skipped);
         }
         let mut chunks = Vec::new();
-        lent.for_each_chunk(&mut |bytes| chunks.extend_from_slice(bytes));
+        borrowed.for_each_chunk(&mut |bytes| chunks.extend_from_slice(bytes));
         assert_eq!(chunks, whole[4..]);
     }
 
     #[test]
     fn chunks_are_pages_or_less() {
         let memory = Arc::new(Memory((0..2000).map(AtomicU64::new).collect()));
-        let mut lent = Lent::new(memory.clone());
-        lent.push(16, crate::PAGE_BYTES + 13);
+        let mut borrowed = Borrowed::new(memory.clone());
+        borrowed.push(16, crate::PAGE_BYTES + 13);
         let (mut lens, mut bytes) = (Vec::new(), Vec::new());
-        lent.for_each_chunk(&mut |chunk| {
+        borrowed.for_each_chunk(&mut |chunk| {
             lens.push(chunk.len());
             bytes.extend_from_slice(chunk);
         });
         assert_eq!(lens, [crate::PAGE_BYTES, 13]);
-        let mut copy = vec![0; lent.len()];
-        lent.copy(0, &mut copy);
+        let mut copy = vec![0; borrowed.len()];
+        borrowed.copy(0, &mut copy);
         assert_eq!(bytes, copy);
     }
 
     #[test]
     #[should_panic(expected = "range end index")]
-    fn what_is_not_there_is_not_lent() {
-        Lent::new(Arc::new(Memory(Vec::new()))).push(0, 1);
+    fn bytes_outside_of_the_memory_are_not_borrowed() {
+        Borrowed::new(Arc::new(Memory(Vec::new()))).push(0, 1);
     }
 }

@@ -1,13 +1,13 @@
-//! Lends a file of a server to programs that exchange keys as perftest does (`ib_write_bw`, `ib_read_lat`, …):
+//! Connects a file of a server to programs that exchange keys as perftest does (`ib_write_bw`, `ib_read_lat`, …):
 //!
-//! `cargo run -p ferrite-server --features rdma --example lend -- SERVER EXPORT KEY FILE PORT`
+//! `cargo run -p ferrite-server --features rdma --example broker -- SERVER EXPORT KEY FILE PORT`
 //!
 //! SERVER is HOST:PORT, KEY a file with the export's key (`-`: no key), FILE a path in the export, PORT the port for
 //! perftest's clients: `ib_write_bw -p PORT 127.0.0.1`. Their RDMA traffic goes to the server itself. This program only
 //! speaks the server's side of the exchange, and requests queue pairs and a key from the server.
 //!
 //! It runs on the host of those clients, because a server opens queue pairs only to the address of the requester.
-//! Address 0 of the lent memory is the beginning of the file. Access behind its end is refused, so it must be large
+//! Address 0 of the remote memory is the beginning of the file. Access behind its end is refused, so it must be large
 //! enough: twice a message, and 8 KiB at least.
 
 mod exchange;
@@ -24,7 +24,7 @@ use ferrite_roce::wire::UDP_PORT;
 use ferrite_vfs::regions::Binding;
 use ferrite_vfs::{FileSystem, Ino, ROOT_INO, SYSTEM};
 
-use exchange::{Lender, Line, Result};
+use exchange::{Broker, Line, Result};
 
 const WRITABLE: Binding = Binding {
     writable: true,
@@ -35,19 +35,19 @@ const WRITABLE: Binding = Binding {
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [server, export, key, file, port] = &arguments[..] else {
-        eprintln!("lend SERVER EXPORT KEY FILE PORT; KEY is a file, or -");
+        eprintln!("broker SERVER EXPORT KEY FILE PORT; KEY is a file, or -");
         return ExitCode::from(2);
     };
-    match lend(server, export, key, file, port) {
+    match run(server, export, key, file, port) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("lend: {error}");
+            eprintln!("broker: {error}");
             ExitCode::FAILURE
         }
     }
 }
 
-fn lend(server: &str, export: &str, key: &str, file: &str, port: &str) -> Result<()> {
+fn run(server: &str, export: &str, key: &str, file: &str, port: &str) -> Result<()> {
     let key = match key {
         "-" => None,
         path => Some(Key::read(Path::new(path))?),
@@ -71,14 +71,14 @@ struct OfServer {
     key: Option<u32>,
 }
 
-impl Lender for OfServer {
+impl Broker for OfServer {
     fn mtu(&mut self, wanted: u8) -> Result<u8> {
         let places = self.client.rdma_places()?;
         let place = places.first().ok_or("the server offers no RDMA (serve --rdma)")?;
         Ok(wanted.min(ferrite_rnic::path::to(*place)?.mtu.code()))
     }
 
-    fn lend(&mut self, theirs: &Line, mtu: u8) -> Result<Line> {
+    fn connect(&mut self, theirs: &Line, mtu: u8) -> Result<Line> {
         let opened = self.client.open_queue_pair(&QueuePairInfo {
             place: UdpPlace(SocketAddr::new(theirs.ip, UDP_PORT)),
             qpn: theirs.qpn,
@@ -105,7 +105,7 @@ impl Lender for OfServer {
         let closed = pairs.iter().map(|(_, ours)| self.client.close_queue_pair(ours.qpn));
         let released = self.key.map(|key| self.client.release_key(key));
         for error in closed.chain(released).filter_map(std::result::Result::err) {
-            eprintln!("lend: {error}");
+            eprintln!("broker: {error}");
         }
     }
 }
