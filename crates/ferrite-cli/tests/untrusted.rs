@@ -142,7 +142,7 @@ fn links_below_the_target_are_not_followed() {
     let said = refused(&["cp", "-r", path(&scratch.join("tree")), &server.at("/copy")]);
     assert!(said.contains("/copy/tree/d: is a symbolic link"), "{said}");
     assert_eq!(run(&["ls", "-a", &server.at("/etc")]), "");
-    // The user vouches for a link in the named path.
+    // The user asked for a link in the named path.
     run(&["cp", path(&scratch.join("tree/d/file")), &server.at("/copy/tree/d")]);
     assert_eq!(run(&["ls", "-a", &server.at("/etc")]), "file\n");
 }

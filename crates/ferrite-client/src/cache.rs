@@ -30,8 +30,8 @@ use ferrite_proto::{Caller, Node, NodeAttr};
 pub(super) const PAGE_BYTES: usize = 4096;
 /// Longer reads are not kept.
 pub(super) const READ_BYTES_MAX: usize = 128 << 10;
-/// The cache vouches for nothing that it keeps for less.
-const VOUCHED_MIN: Duration = Duration::from_millis(200);
+/// There is no lease on anything that the cache keeps for less.
+const VALIDITY_MIN: Duration = Duration::from_millis(200);
 /// Inodes that share a count of what was dropped.
 const STRIPES: usize = 1024;
 /// The approximate size of a record without its content.
@@ -285,8 +285,8 @@ impl Cache {
     }
 
     /// For how long, at least, these attributes of the inode stay valid, except the access time.
-    pub(super) fn vouches_for(&self, attr: &Attr) -> Duration {
-        self.kept.lock().vouches_for(attr.ino, |record| {
+    pub(super) fn validity(&self, attr: &Attr) -> Duration {
+        self.kept.lock().validity(attr.ino, |record| {
             let same = |kept: Attr| {
                 let atime = kept.atime;
                 kept == Attr { atime, ..*attr }
@@ -296,8 +296,8 @@ impl Cache {
     }
 
     /// For how long, at least, a name leads there, or to nothing.
-    pub(super) fn vouches_for_name(&self, dir: Ino, name: &[u8], found: Option<Ino>) -> Duration {
-        self.kept.lock().vouches_for(dir, |record| {
+    pub(super) fn name_validity(&self, dir: Ino, name: &[u8], found: Option<Ino>) -> Duration {
+        self.kept.lock().validity(dir, |record| {
             let kept = record.names.get(name);
             kept.is_some_and(|(_, node)| node.map(|node| node.ino) == found)
         })
@@ -375,12 +375,12 @@ impl Cache {
 impl Kept {
     /// Half of the time for which the record of an inode is kept, if `says` confirms it: the recipient needs some of
     /// the time to start using it.
-    fn vouches_for(&self, ino: Ino, says: impl FnOnce(&Record) -> bool) -> Duration {
+    fn validity(&self, ino: Ino, says: impl FnOnce(&Record) -> bool) -> Duration {
         let Some(record) = self.records.get(&ino).filter(|record| says(record)) else {
             return Duration::ZERO;
         };
         let left = record.ends.0.saturating_sub(Moment::now().0);
-        if left > VOUCHED_MIN { left / 2 } else { Duration::ZERO }
+        if left > VALIDITY_MIN { left / 2 } else { Duration::ZERO }
     }
 
     fn stripe(&self, ino: Ino) -> &Stripe {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{
-    Attr, Ctx, DirEntry, FileSystem, FsError, Ino, Limits, NewFile, NewNode, OpenFile, OpenFlags, OpenMode, Opened,
-    RenameMode, Result, SetAttr, Start, StatFs, Vouching, XattrMode,
+    Attr, CacheLeases, Ctx, DirEntry, FileSystem, FsError, Ino, Limits, NewFile, NewNode, OpenFile, OpenFlags,
+    OpenMode, Opened, RenameMode, Result, SetAttr, Start, StatFs, XattrMode,
 };
 
 use super::cache::{Cache, Changed, Requester};
@@ -140,7 +140,7 @@ impl FileSystem for Client {
         limits(&self.link)
     }
 
-    fn vouching(&self) -> Option<&dyn Vouching> {
+    fn cache_leases(&self) -> Option<&dyn CacheLeases> {
         self.link.cache.is_some().then_some(self as _)
     }
 

@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use crate::lock_order;
 
 /// A process that changes its groups appears to have the old ones for so long.
-const TRUST: Duration = Duration::from_secs(1);
+const VALIDITY: Duration = Duration::from_secs(1);
 /// Most processes cached.
 const PROCESSES_MAX: usize = 1024;
 
@@ -25,14 +25,14 @@ impl GroupCache {
     pub(super) fn of(&self, pid: u32, list: fn(u32) -> Vec<u32>) -> Vec<u32> {
         let now = Instant::now();
         if let Some((since, groups)) = self.known.lock().get(&pid)
-            && now.duration_since(*since) < TRUST
+            && now.duration_since(*since) < VALIDITY
         {
             return groups.clone();
         }
         let groups = list(pid);
         let mut known = self.known.lock();
         if known.len() >= PROCESSES_MAX {
-            known.retain(|_, (since, _)| now.duration_since(*since) < TRUST);
+            known.retain(|_, (since, _)| now.duration_since(*since) < VALIDITY);
         }
         if known.len() < PROCESSES_MAX {
             known.insert(pid, (now, groups.clone()));

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ferrite_fabric::FabricError;
-use ferrite_vfs::{Attr, Ctx, FsError, Ino, Result, TakeBack, Vouching};
+use ferrite_vfs::{Attr, CacheLeases, Ctx, FsError, Ino, Result, TakeBack};
 
 use super::Client;
 use super::cache::{Cache, Changed};
@@ -34,13 +34,13 @@ fn take_back(link: &Weak<Link>, recalls: &Receiver<Recall>, take_back: &TakeBack
     }
 }
 
-impl Vouching for Client {
+impl CacheLeases for Client {
     fn attr(&self, attr: &Attr) -> Duration {
-        self.vouches(|cache| cache.vouches_for(attr))
+        self.validity(|cache| cache.validity(attr))
     }
 
     fn name(&self, dir: Ino, name: &[u8], found: Option<Ino>) -> Duration {
-        self.vouches(|cache| cache.vouches_for_name(dir, name, found))
+        self.validity(|cache| cache.name_validity(dir, name, found))
     }
 
     fn watch(&self, watcher: TakeBack) {
@@ -56,7 +56,7 @@ impl Vouching for Client {
 }
 
 impl Client {
-    fn vouches(&self, how_long: impl FnOnce(&Cache) -> Duration) -> Duration {
+    fn validity(&self, how_long: impl FnOnce(&Cache) -> Duration) -> Duration {
         match &self.link.cache {
             Some(cache) if self.link.taking_back.is_on() => how_long(cache),
             _ => Duration::ZERO,

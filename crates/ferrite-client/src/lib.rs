@@ -305,8 +305,8 @@ fn own_head(id: u64) -> Head {
     }
 }
 
-/// How long callers may trust a reply: other clients use the same server.
-const TRUST: Duration = Duration::ZERO;
+/// How long callers may cache a reply: other clients use the same server.
+const VALIDITY: Duration = Duration::ZERO;
 
 fn limits(link: &Link) -> Limits {
     let promises = link.promises();
@@ -320,7 +320,7 @@ fn limits(link: &Link) -> Limits {
     limits.durable_operations = promises.durable_operations;
     limits.may_block = true;
     limits.submits = true;
-    limits.trust = TRUST;
+    limits.validity = VALIDITY;
     limits
 }
 

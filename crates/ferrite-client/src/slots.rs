@@ -34,7 +34,7 @@ struct Kept {
 pub(super) struct Slots {
     kept: Mutex<lock_order::Slots, Kept>,
     /// How long slots may lie unused before the client asks the server whether the session still has them.
-    trusted: Mutex<lock_order::Trusted, Option<Duration>>,
+    valid_for: Mutex<lock_order::Trusted, Option<Duration>>,
     freed: Condvar,
 }
 
@@ -57,14 +57,16 @@ impl Slots {
 
     /// Sets the lease: the server revokes slots that lie unused for that long.
     pub(super) fn set_lease(&self, lease: Duration) {
-        *self.trusted.lock() = Some(lease / 2);
+        *self.valid_for.lock() = Some(lease / 2);
     }
 
     /// Whether slots lie unused for so long that the server may have revoked them.
     fn are_doubtful(&self, kept: &Kept) -> bool {
-        let trusted = *self.trusted.lock();
+        let valid_for = *self.valid_for.lock();
         let unused = kept.used.map(|used| used.elapsed());
-        trusted.zip(unused).is_some_and(|(trusted, unused)| unused >= trusted)
+        valid_for
+            .zip(unused)
+            .is_some_and(|(valid_for, unused)| unused >= valid_for)
     }
 
     /// Whether to ask the server for slots: the client has not asked yet, or got none then, or they may have been

@@ -2,7 +2,7 @@
 //!
 //! Contents: [`TakingBack`]. The thread at its other end is `leased`'s.
 //!
-//! Invariant: the client vouches for nothing before recalls are passed on.
+//! Invariant: the client gives no lease before it passes recalls on.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +30,7 @@ pub(super) struct TakingBack {
 }
 
 impl TakingBack {
-    /// Whether the client may vouch for anything.
+    /// Whether the client may give leases.
     pub(super) fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Acquire)
     }

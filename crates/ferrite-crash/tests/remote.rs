@@ -195,7 +195,7 @@ fn mistakes_behind_packets_are_found() {
         }
         found.is_none().then_some(name)
     };
-    let of_engine = [Bug::BoundVouched, Bug::FreedBeforeDrain, Bug::TailKept];
+    let of_engine = [Bug::BoundCovered, Bug::FreedBeforeDrain, Bug::TailKept];
     let mut missed = Vec::new();
     for bug in of_engine.into_iter().chain(Bug::of("ferrite-mr")) {
         seed_bug(Some(bug));

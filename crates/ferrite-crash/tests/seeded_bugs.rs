@@ -43,7 +43,7 @@ fn own_test(bug: Bug) -> Option<&'static str> {
         Bug::MergeUnannounced => Some("a_merge_is_news_to_readers"),
         Bug::TornRecordAbove => Some("a_torn_record_stays_dead"),
         Bug::MoveForgetsFloor => Some("records_after_a_move_have_higher_numbers"),
-        Bug::TailKept | Bug::BoundVouched | Bug::BoundBeforeCheckpoint => Some("mistakes_with_bound_files_are_found"),
+        Bug::TailKept | Bug::BoundCovered | Bug::BoundBeforeCheckpoint => Some("mistakes_with_bound_files_are_found"),
         Bug::FreedBeforeDrain => Some("mistakes_behind_packets_are_found"),
         _ => None,
     }

@@ -359,7 +359,7 @@ fn writing_parts_of_pages() {
 
 /// The same where data carries checksums: after every crash all data verifies on read.
 #[test]
-fn checksums_of_data_survive_with_what_they_vouch_for() {
+fn checksums_of_data_survive_with_what_they_cover() {
     parts_of_pages(&with_data_checksums(), &[1]);
 }
 

@@ -206,7 +206,7 @@ fn a_dead_record_does_not_come_back_with_its_data() {
 /// A write over the border of two pages makes an entry in the log of each, and one record carries the checksums of
 /// both.
 #[test]
-fn all_that_a_record_vouches_for_is_looked_at() {
+fn everything_that_a_record_covers_is_checked() {
     let mut ino = 0;
     let image = prepared(&options(), |engine| {
         ino = make(engine, ROOT_INO, "file");

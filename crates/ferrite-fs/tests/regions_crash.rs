@@ -494,7 +494,7 @@ fn mistakes_with_bound_files_are_found() {
         by_order || std::panic::catch_unwind(|| explore_finalize(forgets)).is_err()
     };
     let mut missed = Vec::new();
-    for bug in [Bug::TailKept, Bug::BoundVouched, Bug::BoundBeforeCheckpoint] {
+    for bug in [Bug::TailKept, Bug::BoundCovered, Bug::BoundBeforeCheckpoint] {
         seed(Some(bug));
         if !is_found(Forgets::Nothing) {
             missed.push(format!("{bug:?}"));

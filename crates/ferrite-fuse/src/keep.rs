@@ -15,7 +15,7 @@
 //!   `FUSE_WRITE_KILL_SUIDGID`, its reply has only a length, and it makes the kernel drop its cached size and times,
 //!   but not the mode (`FUSE_STATX_MODSIZE`; so it is in Linux 6.1 to 6.18). `exec` would use the old mode for as long
 //!   as it may be kept.
-//! * Another client's change recalls the attributes before it is made (`vouched`), and drops everything.
+//! * Another client's change recalls the attributes before it is made (`leased`), and drops everything.
 //!
 //! A notification (`FUSE_NOTIFY_INVAL_INODE`) before the reply would do as well, at a system call per write, since only
 //! the engine knows whether a write cleared something; and a failed notification would leave the old mode.
@@ -40,10 +40,10 @@ impl Keep {
     /// Not at all.
     pub(crate) const NOT: Keep = Keep(Duration::ZERO);
 
-    /// For these attributes, which the engine vouches for during `trust`.
-    pub(crate) fn of(attr: &Attr, trust: Duration) -> Keep {
+    /// For these attributes, on which the engine has given a lease of `validity`.
+    pub(crate) fn of(attr: &Attr, validity: Duration) -> Keep {
         let gives_rights = attr.kind == FileKind::File && attr.mode & (posix::S_ISUID | posix::S_ISGID) != 0;
-        Keep(if gives_rights { Duration::ZERO } else { trust })
+        Keep(if gives_rights { Duration::ZERO } else { validity })
     }
 
     pub(crate) fn duration(self) -> Duration {

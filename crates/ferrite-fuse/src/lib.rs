@@ -18,7 +18,7 @@
 //! | `retries` | a thread that retries changes that failed |
 //! | `space` | changes that find no space, and are retried |
 //! | `spare` | threads for requests that would occupy the last reader |
-//! | `vouched` | entries that the kernel keeps until the engine recalls them |
+//! | `leased` | entries that the kernel keeps until the engine recalls them |
 //!
 //! Decisions, with reasons:
 //! * Requests run on the thread that read them: waking another costs more than the work. With rings that thread also
@@ -28,8 +28,8 @@
 //!   and encoder.
 //! * The kernel checks permissions (`default_permissions`); it knows the caller's groups, this crate does not.
 //! * Names, attributes and pages stay cached in the kernel for a day if the engine guarantees that no one else changes
-//!   anything. If its replies must not be trusted at all, nothing is cached, and files are read directly. If it vouches
-//!   for them until it recalls them, names and attributes are cached, for a second or two at a time.
+//!   anything. If its replies must not be trusted at all, nothing is cached, and files are read directly. If it gives
+//!   leases on them, which it recalls, names and attributes are cached, for a second or two at a time.
 //! * Users that move much data may bypass the kernel's copies ([`FuseOptions::direct_io`]).
 //! * Writes are passed through, not cached: a completed `write` is durable. Dirty pages of shared mappings arrive as
 //!   writes when the kernel flushes them (`msync`, `munmap`, memory pressure).
@@ -49,6 +49,7 @@ mod freeze_barrier;
 mod handles;
 mod interrupts;
 mod keep;
+mod leased;
 mod lock_order;
 mod locks;
 mod mount;
@@ -59,7 +60,6 @@ mod ring;
 mod service;
 mod space;
 mod spare;
-mod vouched;
 
 #[cfg(doc)]
 use ferrite_vfs::FileSystem;

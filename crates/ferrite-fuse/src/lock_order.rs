@@ -18,7 +18,7 @@ ferrite_checks::ranks! {
     Flocked = 60;
     /// Requests for locks that wait, and the thread that watches them.
     Watch = 70;
-    /// Names that the kernel may trust.
+    /// Names that the kernel may validity.
     Names = 80;
     /// Calls that are tried again.
     Retries = 90;

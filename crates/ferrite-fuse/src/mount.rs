@@ -22,7 +22,7 @@ use crate::notify::Notifications;
 use crate::options::{FuseOptions, Rings};
 use crate::service::Service;
 use crate::spare::Spare;
-use crate::{ring, vouched};
+use crate::{leased, ring};
 
 /// The transport of a mount's requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -159,7 +159,7 @@ fn mount_in(
         .map_err(FuseError::NoFuse)?;
     let freeze_barrier = FreezeBarrier::default();
     let service = Arc::new(Service::new(Arc::clone(fs), freeze_barrier.clone(), options));
-    let vouched = service.vouched().cloned();
+    let leased = service.leased().cloned();
     let user = rustix::process::geteuid();
     let only = (!options.allow_other).then_some(user.as_raw());
     let (rings, why) = match rings {
@@ -188,8 +188,8 @@ fn mount_in(
             Way::Rings(rings.count())
         }
     };
-    if let Some(vouched) = &vouched {
-        vouched::watch(&**fs, vouched, Notifications::new(session.notifier()));
+    if let Some(leased) = &leased {
+        leased::watch(&**fs, leased, Notifications::new(session.notifier()));
     }
     Ok(Mounted {
         session,

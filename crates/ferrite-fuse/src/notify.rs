@@ -1,7 +1,7 @@
 //! Unsolicited notifications to the kernel: a cached item has changed.
 //!
-//! For engines with users beyond this mount. An engine whose [`ferrite_vfs::Limits::trust`] is zero needs none of it,
-//! because the kernel then remembers nothing.
+//! For engines with users beyond this mount. An engine whose [`ferrite_vfs::Limits::validity`] is zero needs none of
+//! it, because the kernel then remembers nothing.
 
 use std::ffi::OsStr;
 use std::io;

@@ -27,13 +27,13 @@ use crate::convert::{Refused, open_mode, requested_mode};
 use crate::freeze_barrier::FreezeBarrier;
 use crate::handles::Handles;
 use crate::keep::Keep;
+use crate::leased::LeasedEntries;
 use crate::locks::{Locks, Requester, Wire};
 use crate::options::FuseOptions;
 use crate::retries::Retries;
-use crate::vouched::Vouched;
 
 /// Longest time to live that the kernel gets: it accepts no infinite one.
-const TRUST_MAX: Duration = Duration::from_secs(86_400);
+const VALIDITY_MAX: Duration = Duration::from_secs(86_400);
 /// Offsets of `.` and `..` come first; the engine's cookies are shifted past them.
 const FIRST_COOKIE: u64 = 2;
 
@@ -83,7 +83,7 @@ pub(crate) struct Service {
     handles: Handles,
     may_block: bool,
     /// How long the kernel may keep names and attributes.
-    trust: Duration,
+    validity: Duration,
     /// How the kernel may treat the data of open files.
     opened: FopenFlags,
     freeze_barrier: FreezeBarrier,
@@ -93,8 +93,8 @@ pub(crate) struct Service {
     locks: Option<Arc<Locks>>,
     /// If the engine is a server, which may be away.
     away: Option<Away>,
-    /// If the engine vouches for its replies until it recalls them.
-    vouched: Option<Arc<Vouched>>,
+    /// If the engine gives leases on its replies, which it recalls.
+    leased: Option<Arc<LeasedEntries>>,
 }
 
 impl Drop for Service {
@@ -126,9 +126,9 @@ fn is_at_least(release: &str, least: (u32, u32)) -> bool {
 impl Service {
     pub(crate) fn new(fs: Arc<dyn FileSystem>, freeze_barrier: FreezeBarrier, options: &FuseOptions) -> Service {
         let limits = fs.limits();
-        let vouched = fs.vouching().map(|_| Arc::default());
+        let leased = fs.cache_leases().map(|_| Arc::default());
         // Others use it, too, so it is elsewhere.
-        let may_be_away = limits.trust.is_zero() || vouched.is_some();
+        let may_be_away = limits.validity.is_zero() || leased.is_some();
         let away = may_be_away.then(|| Away::new(&*fs, options.readers() + 1));
         let locks = options.engine_locks.then(|| Locks::new(Arc::clone(&fs)));
         Service {
@@ -138,8 +138,8 @@ impl Service {
             retries: Retries::start(),
             handles: Handles::default(),
             may_block: limits.may_block,
-            trust: limits.trust.min(TRUST_MAX),
-            opened: match (limits.trust.is_zero(), options.direct_io) {
+            validity: limits.validity.min(VALIDITY_MAX),
+            opened: match (limits.validity.is_zero(), options.direct_io) {
                 // Others write to the same files: each read goes to the engine.
                 (true, _) => FopenFlags::FOPEN_DIRECT_IO,
                 (false, true) if has_modes() => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
@@ -150,13 +150,13 @@ impl Service {
             no_atime: options.noatime || options.read_only,
             locks,
             away,
-            vouched,
+            leased,
         }
     }
 
     /// The entries to recall from the kernel, if the engine wants that.
-    pub(crate) fn vouched(&self) -> Option<&Arc<Vouched>> {
-        self.vouched.as_ref()
+    pub(crate) fn leased(&self) -> Option<&Arc<LeasedEntries>> {
+        self.leased.as_ref()
     }
 
     pub(crate) fn freeze_barrier(&self) -> &FreezeBarrier {
@@ -168,8 +168,8 @@ impl Service {
     }
 
     /// Whether the kernel may keep anything at all.
-    fn is_trusted(&self) -> bool {
-        !self.trust.is_zero()
+    fn may_cache(&self) -> bool {
+        !self.validity.is_zero()
     }
 
     /// Whether operations are durable when they return, as the engine currently guarantees.
@@ -195,16 +195,16 @@ impl Service {
         self.retries.end();
     }
 
-    fn known(&self, attr: Attr, trust: Duration) -> Known {
-        let (attr, keep) = self.shown(attr, trust);
+    fn known(&self, attr: Attr, validity: Duration) -> Known {
+        let (attr, keep) = self.shown(attr, validity);
         Known { attr, keep }
     }
 
     fn entry(&self, result: Result<Attr>) -> Response<Entry> {
-        let (attr, keep) = self.shown(to_response(result)?, self.trust);
+        let (attr, keep) = self.shown(to_response(result)?, self.validity);
         Ok(Entry {
             attr: Some(attr),
-            name_ttl: self.trust,
+            name_ttl: self.validity,
             keep,
         })
     }
@@ -227,13 +227,13 @@ impl Service {
     pub(crate) fn lookup(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Response<Entry> {
         let looked = self.fs.lookup(ctx, parent, name);
         let found = looked.as_ref().ok().map(|attr| attr.ino);
-        let name_ttl = match &self.vouched {
-            Some(vouched) => vouched.name(&*self.fs, parent, OsStr::from_bytes(name), found),
-            None => self.trust,
+        let name_ttl = match &self.leased {
+            Some(leased) => leased.name(&*self.fs, parent, OsStr::from_bytes(name), found),
+            None => self.validity,
         };
         let (attr, keep) = match looked {
             Ok(attr) => {
-                let (attr, keep) = self.shown(attr, self.trust);
+                let (attr, keep) = self.shown(attr, self.validity);
                 (Some(attr), keep)
             }
             Err(FsError::NotFound) => (None, Keep::NOT),
@@ -278,11 +278,11 @@ impl Service {
         }
     }
 
-    /// How long the kernel may trust attributes that the engine has just reported.
-    fn trust_in(&self, attr: &Attr) -> Duration {
-        match &self.vouched {
-            Some(_) => Vouched::attr(&*self.fs, attr),
-            None => self.trust,
+    /// How long the kernel may cache attributes that the engine has just reported.
+    fn validity_of(&self, attr: &Attr) -> Duration {
+        match &self.leased {
+            Some(_) => LeasedEntries::attr(&*self.fs, attr),
+            None => self.validity,
         }
     }
 
@@ -305,7 +305,7 @@ impl Service {
             None | Some(Err(FsError::Invalid(BadArgument::NotWritable))) => self.fs.setattr(ctx, ino, &set),
             Some(made) => made,
         };
-        Ok(self.known(to_response(made)?, self.trust))
+        Ok(self.known(to_response(made)?, self.validity))
     }
 
     pub(crate) fn readlink(&self, ctx: &Ctx, ino: Ino) -> Response<Vec<u8>> {
@@ -344,9 +344,9 @@ impl Service {
             libc::RENAME_EXCHANGE => RenameMode::Exchange,
             _ => return Err(Errno::EINVAL.into()),
         };
-        if let Some(vouched) = &self.vouched {
-            vouched.moves(to.0, OsStr::from_bytes(to.1));
-            vouched.moves(from.0, OsStr::from_bytes(from.1));
+        if let Some(leased) = &self.leased {
+            leased.moves(to.0, OsStr::from_bytes(to.1));
+            leased.moves(from.0, OsStr::from_bytes(from.1));
         }
         self.note_removal();
         to_response(self.fs.rename(ctx, from.0, from.1, to.0, to.1, mode))
@@ -357,7 +357,7 @@ impl Service {
     }
 
     fn open_mode(&self, flags: i32) -> OpenMode {
-        let mode = match self.is_trusted() {
+        let mode = match self.may_cache() {
             true => open_mode(OpenFlags(flags)),
             // Others have it, too, and may check again what this kernel has checked: request nothing else. It reads no
             // page to write a part of it, since it keeps none.
@@ -427,7 +427,7 @@ impl Service {
             }
         }
         let opened = self.insert(made.file, flags);
-        Ok((self.known(made.attr, self.trust), opened))
+        Ok((self.known(made.attr, self.validity), opened))
     }
 
     /// Does for an existing file what the kernel omits for one that it believes to be new: checks permissions, and
@@ -590,7 +590,7 @@ impl Service {
             self.fs
                 .readdir_plus(&self.reading(ctx), ino, start, &mut |entry, attr| {
                     // A damaged inode still has a name: a program that copies the directory must fail on it.
-                    let shown = attr.ok().map(|attr| self.shown(attr, self.trust));
+                    let shown = attr.ok().map(|attr| self.shown(attr, self.validity));
                     add(&Listed {
                         ino: entry.ino,
                         next: entry.next_cookie + FIRST_COOKIE,

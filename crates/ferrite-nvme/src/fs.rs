@@ -127,7 +127,7 @@ impl FileSystem for NvmeFs {
         limits.submits = true;
         limits.whole_write_bytes = FILE_BYTES_MAX;
         limits.dedup_slots = onceSLOTS;
-        limits.trust = Duration::MAX;
+        limits.validity = Duration::MAX;
         limits
     }
 

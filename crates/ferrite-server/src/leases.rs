@@ -1,13 +1,13 @@
 //! Leases on inodes: which sessions may cache, and how long a change waits for that.
 //!
-//! Contents: [`Leases`], the table of one engine. A lease on an inode vouches for everything that its session has read
+//! Contents: [`Leases`], the table of one engine. A lease on an inode covers everything that its session has read
 //! of it since: attributes, data, and of a directory which names it has and lacks. It ends with its term, or when the
 //! client answers a recall.
 //!
 //! Invariants:
-//! * A lease is in the table before the engine reads the state it vouches for ([`Leases::grant`]), and a change is in
+//! * A lease is in the table before the engine reads the state it covers ([`Leases::grant`]), and a change is in
 //!   it before it waits for leases, until it is made ([`Leases::recall`], [`Leases::changed`]). No session gets a lease
-//!   on an inode that is being changed. So the state that a lease vouches for cannot change while it lasts.
+//!   on an inode that is being changed. So the state that a lease covers cannot change while it lasts.
 //! * The server counts a term from later than the client does, on a clock that cannot be set.
 //! * No thread waits here: a change that has to wait is work that is returned when it may continue.
 //! * The pool records that there may be leases before the first is granted. After a restart changes wait until those of

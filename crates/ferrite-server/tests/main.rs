@@ -7,6 +7,7 @@ mod admission;
 mod again;
 mod bounds;
 mod busy;
+mod cache_leases;
 mod common;
 mod crowd;
 mod cuts;
@@ -44,7 +45,6 @@ mod subtrees;
 mod suites;
 #[cfg(feature = "rdma")]
 mod verbs_leases;
-mod vouching;
 #[cfg(feature = "rdma")]
 #[path = "common/weather.rs"]
 mod weather;

@@ -3,7 +3,7 @@
 //! Contents: the inode-level [`FileSystem`] trait and its types and errors; the POSIX rules ([`posix`]); path walking
 //! with permission checks, once for all engines ([`Vfs`]); the administrator's side of an engine ([`volume`]); advisory
 //! locks, and the table in which engines keep them ([`locks`]); tokens of changes that happen once ([`dedup`]); traces
-//! of writes, for any engine ([`trace`]); and cache leases of engines with other users ([`Vouching`]).
+//! of writes, for any engine ([`trace`]); and cache leases of engines with other users ([`CacheLeases`]).
 //!
 //! Besides: files as memory regions ([`regions`]); names in messages ([`Shown`]); threads for blocking work
 //! ([`workers`]); how long calls may wait for unreachable servers ([`Waits`]); and an in-memory reference engine
@@ -17,6 +17,7 @@
 //! own locks, those for permissions if the call's [`Ctx`] asks. A kernel checks for its mounts itself.
 #![forbid(unsafe_code)]
 
+mod cache_lease;
 mod ctx;
 pub mod dedup;
 mod error;
@@ -32,10 +33,10 @@ pub mod trace;
 mod types;
 mod vfs;
 pub mod volume;
-mod vouch;
 mod waits;
 pub mod workers;
 
+pub use cache_lease::{CacheLeases, TakeBack};
 pub use ctx::{ClientId, Cred, Ctx, Groups, SYSTEM};
 pub use dedup::{DedupToken, Outcome};
 pub use error::{BadArgument, Corruption, ErrorCode, FileBytes, FsError, Result, SessionsOf, SpaceOf, Unsupported};
@@ -46,5 +47,4 @@ pub use random::random;
 pub use shown::Shown;
 pub use types::*;
 pub use vfs::{Dir, Target, Vfs};
-pub use vouch::{TakeBack, Vouching};
 pub use waits::{WaitingCaller, Waits};

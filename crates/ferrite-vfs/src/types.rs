@@ -414,8 +414,8 @@ pub struct Limits {
     pub submits: bool,
     /// Slots for which it keeps outcomes ([`crate::DedupToken`]); 0: it takes no tokens.
     pub dedup_slots: u32,
-    /// How long a cache may trust a reply without asking again. [`Duration::MAX`]: no other client changes anything.
-    pub trust: Duration,
+    /// How long a cache may use a reply without asking again. [`Duration::MAX`]: no other client changes anything.
+    pub validity: Duration,
 }
 
 impl Limits {
@@ -431,7 +431,7 @@ impl Limits {
             may_block: false,
             submits: false,
             dedup_slots: 0,
-            trust: Duration::MAX,
+            validity: Duration::MAX,
         }
     }
 }

@@ -74,5 +74,5 @@ fn nothing_is_served_after_its_term() {
         std::thread::sleep(TERM / 20);
     }
     assert_eq!((cache.attr(node), cache.read(node, 0, &mut [0; 4])), (None, None));
-    assert_eq!(cache.vouches_for(&attr), Duration::ZERO);
+    assert_eq!(cache.validity(&attr), Duration::ZERO);
 }

@@ -11,7 +11,7 @@ const REUSE_OPS: usize = 60;
 /// Directories, and the names that each may have.
 const DIRS: u8 = 3;
 const NAMES: u64 = 10;
-/// The file of two pages that is written across their border, so that one record vouches for two entries.
+/// The file of two pages that is written across their border, so that one record covers two entries.
 const PAGES: u8 = 5;
 
 /// The initial tree.

@@ -179,9 +179,9 @@ impl Script {
     }
 
     /// Writes pages over and over until no block is left except the reserve, and then something new in the other ring.
-    /// The checkpoint moves for that write, which reuses blocks written, and vouched for, since the checkpoint last
-    /// moved. To that end its thread has searched for a block before, and continues from there; otherwise it would take
-    /// a free block that was written long ago.
+    /// The checkpoint moves for that write, which reuses blocks written, and covered by a record, since the checkpoint
+    /// last moved. To that end its thread has searched for a block before, and continues from there; otherwise it would
+    /// take a free block that was written long ago.
     fn space(&mut self, blocks_left: u64) -> (Vec<Op>, u64, Option<u64>) {
         let mut setup = tree();
         setup.push(write(&[A, A], 0, 2 * 4096, 1));

@@ -71,7 +71,7 @@ pub(crate) struct Tx<'e> {
     /// The next operation will most likely read that line.
     is_repeated: bool,
     /// Adapters may later change its data in place, so its record must not carry a checksum of that.
-    is_unvouched: bool,
+    is_uncovered: bool,
     /// From the first read of the mapping until the words are set, for mappings whose entries may move.
     _shared: Option<SharedMoveLock<'e>>,
 }
@@ -101,7 +101,7 @@ impl<'e> Tx<'e> {
             is_bound: false,
             last_unit: 0,
             is_repeated: false,
-            is_unvouched: false,
+            is_uncovered: false,
             _shared: shared,
         }
     }
@@ -111,7 +111,7 @@ impl<'e> Tx<'e> {
         let mut tx = Self::new(core);
         tx.is_bound = inode.is_bound();
         // Elsewhere only the engine changes a bound file, and a fence may not be enough.
-        tx.is_unvouched = tx.is_bound && core.may_change_in_place() && !is_seeded(Bug::BoundVouched);
+        tx.is_uncovered = tx.is_bound && core.may_change_in_place() && !is_seeded(Bug::BoundCovered);
         tx
     }
 
@@ -259,7 +259,7 @@ impl<'e> Tx<'e> {
     /// Declares that few blocks will be streamed, and that the operation waits for nothing from here to the commit:
     /// their checksums then cost less than a separate fence.
     pub(crate) fn expect_few_blocks(&mut self) {
-        if !self.is_unvouched {
+        if !self.is_uncovered {
             self.stage = Stage::FewBlocks(self.enter());
         }
     }
@@ -281,7 +281,7 @@ impl<'e> Tx<'e> {
     /// thing streamed, and that it waits for nothing but memory from here to the commit. The ring is locked while those
     /// are on their way.
     pub(crate) fn set_single_page(&mut self) {
-        if !self.is_unvouched {
+        if !self.is_uncovered {
             self.stage = Stage::OnePage(self.enter());
         }
     }
@@ -335,9 +335,9 @@ impl<'e> Tx<'e> {
             false => self.core.region.stream(offset, data),
         }
         let few = matches!(self.stage, Stage::FewBlocks(_));
-        let vouched = (self.core.data_in_checksum || few) && !self.is_unvouched;
+        let covered = (self.core.data_in_checksum || few) && !self.is_uncovered;
         if few && is_seeded(Bug::TornPage) {
-        } else if vouched {
+        } else if covered {
             let check = profile::within(Spent::Checksum, || self.core.superblock.record_check().data(data));
             self.buffers.record.add_data(offset, data.len() as u32, check);
         } else {
@@ -375,11 +375,11 @@ impl<'e> Tx<'e> {
         if is_seeded(Bug::TornLogEntry) {
             return;
         }
-        let vouched = &bytes[skip..];
-        let check = profile::within(Spent::Checksum, || self.core.superblock.record_check().data(vouched));
+        let covered = &bytes[skip..];
+        let check = profile::within(Spent::Checksum, || self.core.superblock.record_check().data(covered));
         self.buffers
             .record
-            .add_data(offset + skip as u64, vouched.len() as u32, check);
+            .add_data(offset + skip as u64, covered.len() as u32, check);
     }
 
     /// Maps a page that is not mapped. Operations must map pages only through this function: the commit widens the

@@ -88,6 +88,6 @@ impl Service {
             Some(away) if ino == ROOT_INO => away.ask(ctx, &away.root, |ctx| self.fs.getattr(ctx, ino)),
             _ => self.fs.getattr(ctx, ino),
         })?;
-        Ok(self.known(attr, self.trust_in(&attr)))
+        Ok(self.known(attr, self.validity_of(&attr)))
     }
 }

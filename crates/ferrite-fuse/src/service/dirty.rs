@@ -39,9 +39,9 @@ impl Service {
 
     /// Attributes as the kernel gets them, and how long it may keep them. A mapping may write to a file that is all
     /// holes at any time, and vice versa, so its attributes are not kept.
-    pub(super) fn shown(&self, mut attr: Attr, trust: Duration) -> (Attr, Keep) {
+    pub(super) fn shown(&self, mut attr: Attr, validity: Duration) -> (Attr, Keep) {
         if attr.blocks != 0 || attr.size < BLOCK_BYTES || attr.kind != FileKind::File {
-            return (attr, Keep::of(&attr, trust));
+            return (attr, Keep::of(&attr, validity));
         }
         attr.blocks = u64::from(self.handles.may_be_mapped(attr.ino));
         (attr, Keep::NOT)

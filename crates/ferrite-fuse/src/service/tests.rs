@@ -103,7 +103,7 @@ fn checking(mode: u32, flags: i32) -> (Ctx, Service, Ino, u64) {
 
         fn limits(&self) -> Limits {
             let mut limits = self.0.limits();
-            limits.trust = Duration::ZERO;
+            limits.validity = Duration::ZERO;
             limits
         }
     }

@@ -15,8 +15,8 @@ use super::parcel::Parcel;
 use super::wire::Network;
 use super::{Remote, Served};
 
-/// How long a cache may trust a reply: other clients may use the same service.
-const TRUST: Duration = Duration::from_millis(1);
+/// How long a cache may use a reply: other clients may use the same service.
+const VALIDITY: Duration = Duration::from_millis(1);
 
 /// Whether a change may be sent again, because the engine executes it once however often it comes.
 fn has_token(ctx: &Ctx) -> bool {
@@ -170,7 +170,7 @@ impl<E: Served> FileSystem for Remote<E> {
     fn limits(&self) -> Limits {
         let mut limits = self.below().limits();
         limits.may_block = true;
-        limits.trust = TRUST;
+        limits.validity = VALIDITY;
         limits
     }
 

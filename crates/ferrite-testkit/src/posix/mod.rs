@@ -244,7 +244,7 @@ impl<'a> Harness<'a> {
     /// Whether each call is a message to a service. The suite then leaves bounds of the engine behind it, which take
     /// very many calls to reach, to that engine's own tests: a service adds nothing to them.
     pub fn is_served(&self) -> bool {
-        self.fs().limits().trust.is_zero()
+        self.fs().limits().validity.is_zero()
     }
 
     /// Notes that the case cannot run on this engine.

@@ -10,8 +10,8 @@ use ferrite_buffers::borrowed::Borrowed;
 use ferrite_buffers::{Buffer, Pool};
 
 use crate::{
-    Attr, Ctx, DirEntry, FallocateMode, Ino, Limits, NewFile, NewNode, OpenFlags, OpenMode, Opened, Position,
-    RenameMode, Result, SetAttr, Start, StatFs, Vouching, WriteMode, Written, XattrMode,
+    Attr, CacheLeases, Ctx, DirEntry, FallocateMode, Ino, Limits, NewFile, NewNode, OpenFlags, OpenMode, Opened,
+    Position, RenameMode, Result, SetAttr, Start, StatFs, WriteMode, Written, XattrMode,
 };
 
 /// Completion of [`OpenFile::submit_read`]: called exactly once.
@@ -37,8 +37,8 @@ pub trait FileSystem: Send + Sync {
     fn know_buffers(&self, _: &Pool) {}
 
     /// The engine's cache leases, if others change its files too and it knows when. Without them, a caller may cache
-    /// replies for no longer than [`Limits::trust`].
-    fn vouching(&self) -> Option<&dyn Vouching> {
+    /// replies for no longer than [`Limits::validity`].
+    fn cache_leases(&self) -> Option<&dyn CacheLeases> {
         None
     }
 

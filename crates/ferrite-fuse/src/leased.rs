@@ -1,17 +1,17 @@
-//! Entries that the kernel keeps as long as the engine vouches for them, and their recall.
+//! Entries that the kernel keeps under the engine's leases, and their recall.
 //!
-//! Contents: [`Vouched`]: how long the kernel may keep attributes and names, and the names that must be dropped if the
-//! engine recalls them. For engines that other mounts use, too, and that know when ([`ferrite_vfs::Vouching`]).
+//! Contents: [`LeasedEntries`]: how long the kernel may keep attributes and names, and the names that must be dropped
+//! if the engine recalls them. For engines that other mounts use, too, and that know when
+//! ([`ferrite_vfs::CacheLeases`]).
 //!
 //! Invariants:
-//! * A name is noted before the engine is asked whether it vouches for it. So a recall after it has vouched finds the
-//!   name here.
-//! * A reply that is on its way while its inode is recalled does no harm. Only replies to `GETATTR` vouch for
+//! * A name is noted before the engine is asked for a lease on it. So a recall of that lease finds the name here.
+//! * A reply that is on its way while its inode is recalled does no harm. Only replies to `GETATTR` carry leases on
 //!   attributes: the kernel knows the inode then, and drops attributes that are older than the notification. For a name
 //!   it drops the entry itself, so a time that arrives late belongs to nothing.
 //! * A name that this mount moves takes along the kernel's entry, so its new place is noted before it moves.
 //! * The kernel drops a name under the lock of its directory, which a change of that directory holds. That change may
-//!   wait for the server, which may wait for this recall. So names are vouched for briefly, and no thread waits longer
+//!   wait for the server, which may wait for this recall. So leases on names are short, and no thread waits longer
 //!   for the kernel than that; and for a while there are none in a directory that others change.
 
 use std::collections::HashMap;
@@ -31,7 +31,7 @@ use crate::notify::Notifications;
 const NAME_TTL: Duration = Duration::from_secs(1);
 /// After it the kernel keeps a name no longer, even if the reply was slow.
 const NAME_GONE: Duration = Duration::from_secs(2);
-/// How long no names are vouched for in a directory that another client has changed.
+/// How long there are no leases on names in a directory that another client has changed.
 const QUIET: Duration = Duration::from_secs(5);
 /// Names at a time.
 const NAMES_MAX: usize = 200_000;
@@ -49,21 +49,22 @@ struct Names {
 
 /// See the head of this module.
 #[derive(Default)]
-pub(crate) struct Vouched {
+pub(crate) struct LeasedEntries {
     names: Mutex<lock_order::Names, Names>,
 }
 
-impl Vouched {
+impl LeasedEntries {
     /// How long the kernel may keep attributes that the engine has just reported.
     pub(crate) fn attr(fs: &dyn FileSystem, attr: &Attr) -> Duration {
-        fs.vouching().map_or(Duration::ZERO, |vouching| vouching.attr(attr))
+        fs.cache_leases()
+            .map_or(Duration::ZERO, |cache_leases| cache_leases.attr(attr))
     }
 
     /// How long the kernel may keep a name that the engine has just reported.
     pub(crate) fn name(&self, fs: &dyn FileSystem, dir: Ino, name: &OsStr, found: Option<Ino>) -> Duration {
-        match fs.vouching() {
-            Some(vouching) if self.names.lock().note(dir, name.as_bytes(), Instant::now()) => {
-                vouching.name(dir, name.as_bytes(), found).min(NAME_TTL)
+        match fs.cache_leases() {
+            Some(cache_leases) if self.names.lock().note(dir, name.as_bytes(), Instant::now()) => {
+                cache_leases.name(dir, name.as_bytes(), found).min(NAME_TTL)
             }
             _ => Duration::ZERO,
         }
@@ -147,11 +148,11 @@ impl Names {
     }
 }
 
-/// Lets the engine recall from the kernel what it has vouched for.
-pub(crate) fn watch(fs: &dyn FileSystem, vouched: &Arc<Vouched>, notifications: Notifications) {
-    if let Some(vouching) = fs.vouching() {
-        let vouched = Arc::clone(vouched);
-        vouching.watch(Box::new(move |ino| vouched.take_back(&notifications, ino)));
+/// Lets the engine recall its leases from the kernel.
+pub(crate) fn watch(fs: &dyn FileSystem, leased: &Arc<LeasedEntries>, notifications: Notifications) {
+    if let Some(cache_leases) = fs.cache_leases() {
+        let leased = Arc::clone(leased);
+        cache_leases.watch(Box::new(move |ino| leased.take_back(&notifications, ino)));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Cache leases of an engine whose files others change too: valid for a while, until the engine recalls them.
 //!
-//! Contents: [`Vouching`], for front ends that cache replies (a mount, whose kernel does). An engine whose
-//! [`crate::Limits::trust`] bounds the age of cached replies does not need it.
+//! Contents: [`CacheLeases`], for front ends that cache replies (a mount, whose kernel does). An engine whose
+//! [`crate::Limits::validity`] bounds the age of cached replies does not need it.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::{Attr, Ino};
 pub type TakeBack = Box<dyn Fn(Ino) -> bool + Send + Sync>;
 
 /// The leases of an engine, as durations from now on; zero: no lease. While a lease lasts, no other client changes its
-/// object unless the engine has recalled the lease first ([`Vouching::watch`]). Callers of this same engine must track
-/// their own changes.
+/// object unless the engine has recalled the lease first ([`CacheLeases::watch`]). Callers of this same engine must
+/// track their own changes.
 ///
 /// No method blocks.
-pub trait Vouching: Send + Sync {
+pub trait CacheLeases: Send + Sync {
     /// The lease on attributes that it has returned, except the access time.
     fn attr(&self, attr: &Attr) -> Duration;
 

@@ -9,7 +9,9 @@ use crate::common::{connect, connect_leased, export, serve};
 use ferrite_client::Client;
 use ferrite_server::ServerOptions;
 use ferrite_vfs::memfs::MemFs;
-use ferrite_vfs::{Attr, FileSystem, FsError, Ino, NewFile, OpenMode, ROOT_INO, SYSTEM, SetAttr, TakeBack, Vouching};
+use ferrite_vfs::{
+    Attr, CacheLeases, FileSystem, FsError, Ino, NewFile, OpenMode, ROOT_INO, SYSTEM, SetAttr, TakeBack,
+};
 
 const TERM: Duration = Duration::from_millis(1500);
 /// The delay that a loaded machine may add.
@@ -41,8 +43,8 @@ impl Two {
         }
     }
 
-    fn vouching(&self) -> &dyn Vouching {
-        self.holder.vouching().expect("it keeps something")
+    fn cache_leases(&self) -> &dyn CacheLeases {
+        self.holder.cache_leases().expect("it keeps something")
     }
 
     /// Makes calls as a kernel does, and returns how long the replies may be cached: attributes, the name, and another
@@ -52,11 +54,11 @@ impl Two {
         let attr = holder.lookup(SYSTEM, ROOT_INO, b"file").unwrap();
         let missing = holder.lookup(SYSTEM, ROOT_INO, b"missing");
         assert_eq!(missing, Err(FsError::NotFound));
-        let vouching = self.vouching();
+        let cache_leases = self.cache_leases();
         [
-            vouching.attr(&holder.getattr(SYSTEM, attr.ino).unwrap()),
-            vouching.name(ROOT_INO, b"file", Some(attr.ino)),
-            vouching.name(ROOT_INO, b"missing", None),
+            cache_leases.attr(&holder.getattr(SYSTEM, attr.ino).unwrap()),
+            cache_leases.name(ROOT_INO, b"file", Some(attr.ino)),
+            cache_leases.name(ROOT_INO, b"missing", None),
         ]
     }
 
@@ -84,21 +86,21 @@ fn watcher(after: Duration, done: bool) -> (TakeBack, Receiver<Ino>) {
 }
 
 #[test]
-fn nothing_is_vouched_for_without_leases_and_before_it_can_be_taken_back() {
+fn the_client_gives_no_lease_without_one_of_its_own_or_before_it_can_recall() {
     let two = Two::new();
-    assert!(two.other.vouching().is_none());
+    assert!(two.other.cache_leases().is_none());
     assert_eq!(two.requested(), [Duration::ZERO; 3]);
-    two.vouching().watch(watcher(Duration::ZERO, true).0);
-    for vouched in two.requested() {
-        assert!(vouched > Duration::ZERO && vouched <= TERM / 2, "{vouched:?}");
+    two.cache_leases().watch(watcher(Duration::ZERO, true).0);
+    for validity in two.requested() {
+        assert!(validity > Duration::ZERO && validity <= TERM / 2, "{validity:?}");
     }
     // Nor for replies that it has not given.
-    let vouching = two.vouching();
+    let cache_leases = two.cache_leases();
     let other = Attr { size: 7, ..two.attr };
-    assert_eq!(vouching.attr(&other), Duration::ZERO);
-    assert_eq!(vouching.name(ROOT_INO, b"file", None), Duration::ZERO);
-    assert_eq!(vouching.name(ROOT_INO, b"file", Some(99)), Duration::ZERO);
-    assert_eq!(vouching.name(ROOT_INO, b"unknown", None), Duration::ZERO);
+    assert_eq!(cache_leases.attr(&other), Duration::ZERO);
+    assert_eq!(cache_leases.name(ROOT_INO, b"file", None), Duration::ZERO);
+    assert_eq!(cache_leases.name(ROOT_INO, b"file", Some(99)), Duration::ZERO);
+    assert_eq!(cache_leases.name(ROOT_INO, b"unknown", None), Duration::ZERO);
 }
 
 #[test]
@@ -106,7 +108,7 @@ fn a_change_waits_until_what_was_cached_is_taken_back() {
     const SLOW: Duration = Duration::from_millis(300);
     let two = Two::new();
     let (take_back, taken) = watcher(SLOW, true);
-    two.vouching().watch(take_back);
+    two.cache_leases().watch(take_back);
     assert!(two.requested()[0] > Duration::ZERO);
     let took = two.change();
     assert!(took >= SLOW, "{took:?}");
@@ -125,7 +127,7 @@ fn a_change_waits_until_what_was_cached_is_taken_back() {
 fn what_cannot_be_taken_back_is_over_with_its_lease() {
     let two = Two::new();
     let (take_back, taken) = watcher(Duration::ZERO, false);
-    two.vouching().watch(take_back);
+    two.cache_leases().watch(take_back);
     assert!(two.requested()[0] > Duration::ZERO);
     let took = two.change();
     assert!(took >= TERM / 2 && took < TERM + SLACK, "{took:?}");
@@ -139,13 +141,13 @@ fn what_was_cached_holds_over_a_broken_connection() {
         let two = Two::new();
         let is_taken = Arc::new(AtomicBool::new(false));
         let taking = Arc::clone(&is_taken);
-        two.vouching().watch(Box::new(move |_| {
+        two.cache_leases().watch(Box::new(move |_| {
             taking.store(true, Ordering::SeqCst);
             true
         }));
         let began = Instant::now();
-        let vouched = two.requested()[0];
-        assert!(vouched > Duration::ZERO);
+        let validity = two.requested()[0];
+        assert!(validity > Duration::ZERO);
         two.holder.disconnect();
         if connects_first {
             two.holder.statfs(SYSTEM).unwrap();
@@ -153,14 +155,14 @@ fn what_was_cached_holds_over_a_broken_connection() {
         }
         two.change();
         assert!(
-            is_taken.load(Ordering::SeqCst) || began.elapsed() >= vouched,
-            "changed {:?} after it was cached for {vouched:?}",
+            is_taken.load(Ordering::SeqCst) || began.elapsed() >= validity,
+            "changed {:?} after it was cached for {validity:?}",
             began.elapsed()
         );
     }
 }
 
-/// Many changes and many lookups: at no time does the client vouch for state that has changed already.
+/// Many changes and many lookups: at no time has the client a lease on state that has changed already.
 #[test]
 fn what_is_kept_is_never_older_than_a_change_that_has_returned() {
     let two = Two::new();
@@ -170,7 +172,7 @@ fn what_is_kept_is_never_older_than_a_change_that_has_returned() {
     let versions = Arc::new(AtomicU64::new(0));
     {
         let (kept, versions) = (Arc::clone(&kept), Arc::clone(&versions));
-        two.vouching().watch(Box::new(move |_| {
+        two.cache_leases().watch(Box::new(move |_| {
             // Replies in flight are older than this.
             versions.fetch_add(1, Ordering::SeqCst);
             kept.lock().1 = Duration::ZERO;
@@ -186,11 +188,11 @@ fn what_is_kept_is_never_older_than_a_change_that_has_returned() {
             while Instant::now() < ends {
                 let version = versions.load(Ordering::SeqCst);
                 let attr = two.holder.getattr(SYSTEM, two.attr.ino).unwrap();
-                let vouched = two.vouching().attr(&attr);
+                let validity = two.cache_leases().attr(&attr);
                 let mut kept = kept.lock();
                 if versions.load(Ordering::SeqCst) == version {
-                    *kept = (attr.mode & 0o777, start.elapsed() + vouched);
-                    count += u32::from(vouched > Duration::ZERO);
+                    *kept = (attr.mode & 0o777, start.elapsed() + validity);
+                    count += u32::from(validity > Duration::ZERO);
                 }
             }
             count
