@@ -185,7 +185,7 @@ impl Blob {
         let overflow = match self.write_new(&state, &added, data, offset) {
             Ok(overflow) => overflow,
             Err(error) => {
-                self.take_back(&mut state, &added);
+                self.undo_fill(&mut state, &added);
                 return Err(error);
             }
         };
@@ -240,7 +240,7 @@ impl Blob {
         let (pages, overflow) = match pages {
             Ok(ready) => ready,
             Err(error) => {
-                self.take_back(state, added);
+                self.undo_fill(state, added);
                 return Err(error);
             }
         };
@@ -302,7 +302,7 @@ impl Blob {
         match zeroed {
             Ok(overflow) => self.store_with(&mut state, &added, valid, metadata, overflow),
             Err(error) => {
-                self.take_back(&mut state, &added);
+                self.undo_fill(&mut state, &added);
                 Err(error)
             }
         }
@@ -416,7 +416,7 @@ impl Blob {
     }
 
     /// Undoes [`Self::fill_holes`].
-    pub(crate) fn take_back(&self, state: &mut State, added: &[Added]) {
+    pub(crate) fn undo_fill(&self, state: &mut State, added: &[Added]) {
         for &(logical, _, count) in added {
             let freed = state.remove(logical, logical + count);
             self.core.give_units(&freed);

@@ -71,7 +71,7 @@ impl Blob {
             Ok(None) if metadata.is_none() => Ok(()),
             Ok(overflow) => self.store_with(&mut state, &added, valid, metadata, overflow),
             Err(error) => {
-                self.take_back(&mut state, &added);
+                self.undo_fill(&mut state, &added);
                 Err(error)
             }
         }

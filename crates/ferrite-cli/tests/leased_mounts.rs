@@ -111,7 +111,7 @@ fn what_one_mount_changes_the_other_sees_at_once() {
 /// A kernel caches no names of a directory for a while after other clients changed something in it. So each case has a
 /// directory of its own, whose names the kernel caches when they change.
 #[test]
-fn names_that_a_kernel_keeps_are_taken_back() {
+fn names_that_a_kernel_keeps_are_recalled() {
     if !has_fuse() {
         return;
     }

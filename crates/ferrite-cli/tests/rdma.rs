@@ -96,7 +96,7 @@ fn bytes_go_by_verbs_and_are_there_after_a_restart() {
 }
 
 #[test]
-fn a_key_is_held_shown_and_taken_back() {
+fn a_key_is_held_shown_and_revoked() {
     let server = served();
     let url = server.at("/file");
     feed(mr(&["append", &url]), b"content");

@@ -41,7 +41,7 @@ impl Link {
             // Also ends a send that the server does not take.
             up.connection.close();
         }
-        self.taking_back.end();
+        self.recall_queue.end();
         self.fail_pending();
         self.wake_watcher.ring();
         let watcher = self.watcher.lock().take();

@@ -8,13 +8,13 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ferrite_fabric::FabricError;
-use ferrite_vfs::{Attr, CacheLeases, Ctx, FsError, Ino, Result, TakeBack};
+use ferrite_vfs::{Attr, CacheLeases, Ctx, FsError, Ino, RecallHandler, Result};
 
 use super::Client;
 use super::cache::{Cache, Changed};
 use super::link::{Link, Repeats};
 use super::message::Reply;
-use super::taking_back::{RECALLS_MAX, Recall};
+use super::recall_queue::{RECALLS_MAX, Recall};
 use super::untrusted::{RecallNotice, of_inode};
 use ferrite_proto::{ImmediateRequest, Node, Request};
 
@@ -22,9 +22,9 @@ use ferrite_proto::{ImmediateRequest, Node, Request};
 const RECALLS_AT_ONCE: usize = 4096;
 
 /// Revokes what recalls name, in order. If that fails, the recall is not answered, and its lease expires.
-fn take_back(link: &Weak<Link>, recalls: &Receiver<Recall>, take_back: &TakeBack) {
+fn pass_recalls(link: &Weak<Link>, recalls: &Receiver<Recall>, handler: &RecallHandler) {
     for Recall { number, ino } in recalls {
-        if take_back(ino) {
+        if handler(ino) {
             let Some(link) = link.upgrade() else {
                 return;
             };
@@ -43,11 +43,11 @@ impl CacheLeases for Client {
         self.validity(|cache| cache.name_validity(dir, name, found))
     }
 
-    fn watch(&self, watcher: TakeBack) {
+    fn watch(&self, watcher: RecallHandler) {
         let link = Arc::downgrade(&self.link);
-        let started = self.link.taking_back.begin(|recalls| {
+        let started = self.link.recall_queue.begin(|recalls| {
             let thread = std::thread::Builder::new().name("ferrite-recalls".into());
-            thread.spawn(move || take_back(&link, &recalls, &watcher)).map(drop)
+            thread.spawn(move || pass_recalls(&link, &recalls, &watcher)).map(drop)
         });
         if let Err(error) = started {
             tracing::warn!("nothing is kept, for want of a thread: {error}");
@@ -58,7 +58,7 @@ impl CacheLeases for Client {
 impl Client {
     fn validity(&self, how_long: impl FnOnce(&Cache) -> Duration) -> Duration {
         match &self.link.cache {
-            Some(cache) if self.link.taking_back.is_on() => how_long(cache),
+            Some(cache) if self.link.recall_queue.is_on() => how_long(cache),
             _ => Duration::ZERO,
         }
     }
@@ -111,7 +111,7 @@ impl Link {
     pub(super) fn note_recall(&self, reply: &Reply) -> std::result::Result<(), FabricError> {
         if let (Some(cache), Ok(RecallNotice((recall, ino)))) = (&self.cache, reply.result()) {
             cache.recall(ino);
-            let is_passed = self.taking_back.pass_on(Recall { number: recall, ino });
+            let is_passed = self.recall_queue.pass_on(Recall { number: recall, ino });
             let mut recalls = self.recalls.lock();
             match is_passed {
                 Some(true) => {}

@@ -32,12 +32,12 @@ mod pace;
 mod pieces;
 #[cfg(feature = "rdma")]
 pub mod rdma;
+mod recall_queue;
 mod reclaim_state;
 mod requests;
 mod session_setup;
 mod slots;
 mod submit;
-mod taking_back;
 mod unsynced;
 mod untrusted;
 mod verbs;

@@ -28,12 +28,12 @@ use super::limit::Limit;
 use super::message::{Reply, State, Waiter, check_length, encode};
 use super::outgoing::Outgoing;
 use super::pace::Pace;
+use super::recall_queue::RecallQueue;
 use super::reclaim_state::ReclaimState;
 use super::requests::{Completion, Pending, Requests};
 use super::session_setup::SessionSetup;
 use super::slots::{Slot, Slots};
 use super::submit::Parking;
-use super::taking_back::TakingBack;
 use super::unsynced::Unsynced;
 use super::untrusted::SlotsReply;
 use super::{ClientOptions, ConnectError, head, own_head};
@@ -90,7 +90,7 @@ pub(super) struct Link {
     pub(super) cache: Option<Cache>,
     /// Recalls to answer.
     pub(super) recalls: Mutex<lock_order::Recalls, Vec<u64>>,
-    pub(super) taking_back: TakingBack,
+    pub(super) recall_queue: RecallQueue,
     pub(super) slots: Slots,
     pub(super) unsynced: Arc<Unsynced>,
     pub(super) groups: GroupCache,
@@ -127,7 +127,7 @@ impl Link {
             reclaim_state: ReclaimState::default(),
             cache: options.cache_bytes.map(Cache::new),
             recalls: Mutex::default(),
-            taking_back: TakingBack::default(),
+            recall_queue: RecallQueue::default(),
             slots: Slots::default(),
             unsynced: Arc::default(),
             groups: GroupCache::default(),
@@ -598,7 +598,7 @@ impl Link {
             unsynced: &self.unsynced,
             wants_leases: self.cache.is_some(),
             spin: self.options.spin,
-            are_leases_relied_on: self.taking_back.is_on(),
+            are_leases_relied_on: self.recall_queue.is_on(),
             next_id: self.requests.ids(),
         };
         let (connection, receiver, welcome, term) = setup.set_up_session(resume_token, limit)?;

@@ -77,7 +77,7 @@ impl LeasedEntries {
 
     /// Makes the kernel drop its entries of an inode; false if it may still keep them. Blocks for at most the time that
     /// a name is kept.
-    pub(crate) fn take_back(&self, notifications: &Notifications, ino: Ino) -> bool {
+    pub(crate) fn recall(&self, notifications: &Notifications, ino: Ino) -> bool {
         if let Err(error) = notifications.attributes_changed(ino) {
             tracing::debug!("the kernel cannot be told of a change: {error}");
             return false;
@@ -152,7 +152,7 @@ impl Names {
 pub(crate) fn watch(fs: &dyn FileSystem, leased: &Arc<LeasedEntries>, notifications: Notifications) {
     if let Some(cache_leases) = fs.cache_leases() {
         let leased = Arc::clone(leased);
-        cache_leases.watch(Box::new(move |ino| leased.take_back(&notifications, ino)));
+        cache_leases.watch(Box::new(move |ino| leased.recall(&notifications, ino)));
     }
 }
 

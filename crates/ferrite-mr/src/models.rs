@@ -185,7 +185,7 @@ fn a_store_never_meets_a_page_that_was_revoked() {
 }
 
 /// A key is revoked while packets use it, by a store and by an append.
-fn a_key_is_taken_back(flaw: Flaw) {
+fn a_key_is_revoked(flaw: Flaw) {
     let pages = Arc::new(Pages::default());
     let (file, key) = file_of(&pages);
     let is_over = Arc::new(AtomicBool::new(false));
@@ -197,12 +197,12 @@ fn a_key_is_taken_back(flaw: Flaw) {
                 if is_append {
                     let _ = file.call(&key, |region| {
                         let at = region.append(&[b"a"]);
-                        assert!(!is_over.load(SeqCst), "an append by a key that was taken back");
+                        assert!(!is_over.load(SeqCst), "an append by a revoked key");
                         at
                     });
                 } else if let Ok(guard) = file.guard(&key) {
                     guard.region().expect("it is bound").store(0, 0, &[1]);
-                    assert!(!is_over.load(SeqCst), "a store by a key that was taken back");
+                    assert!(!is_over.load(SeqCst), "a store by a revoked key");
                 }
             })
         })
@@ -216,9 +216,9 @@ fn a_key_is_taken_back(flaw: Flaw) {
 }
 
 #[test]
-fn a_key_that_was_taken_back_is_not_in_use() {
-    holds(|| a_key_is_taken_back(Flaw::None));
-    is_noticed("nobody is waited for", || a_key_is_taken_back(Flaw::NoDrain));
+fn a_revoked_key_is_not_in_use() {
+    holds(|| a_key_is_revoked(Flaw::None));
+    is_noticed("nobody is waited for", || a_key_is_revoked(Flaw::NoDrain));
 }
 
 /// Three threads append a byte each, and may share a step. The first step may fail.

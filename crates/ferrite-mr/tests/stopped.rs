@@ -50,16 +50,16 @@ fn prepared() -> (Arc<Fixture>, u32) {
 }
 
 /// The revocation in the middle of a call.
-struct TakenBack {
+struct Revoked {
     thread: JoinHandle<()>,
     /// Before the call continued.
     is_early: bool,
 }
 
-type Told = Arc<Mutex<Option<TakenBack>>>;
+type Told = Arc<Mutex<Option<Revoked>>>;
 
 /// Stops the next `call` and starts a revocation there.
-fn take_back_at(call: &'static str, fixture: &Arc<Fixture>, key: u32, taker: Taker) -> Told {
+fn revoke_at(call: &'static str, fixture: &Arc<Fixture>, key: u32, taker: Taker) -> Told {
     let told = Told::default();
     let (tells, acting) = (Arc::clone(&told), Arc::clone(fixture));
     fixture.file.stop_at(call, move || {
@@ -71,7 +71,7 @@ fn take_back_at(call: &'static str, fixture: &Arc<Fixture>, key: u32, taker: Tak
         });
         std::thread::sleep(LONG);
         let is_early = is_back.load(SeqCst);
-        *tells.lock().unwrap() = Some(TakenBack { thread, is_early });
+        *tells.lock().unwrap() = Some(Revoked { thread, is_early });
     });
     told
 }
@@ -88,7 +88,7 @@ fn who_takes_something_back_waits_for_the_packet_that_uses_it() {
     for taker in TAKERS {
         for call in ["store", "fence"] {
             let (fixture, key) = prepared();
-            let told = take_back_at(call, &fixture, key, taker);
+            let told = revoke_at(call, &fixture, key, taker);
             // In two pages, one of which the local calls replace.
             assert_eq!(write(&mut fixture.registrar.memory(), 1, key, 4_090, &[9; 8]), Ok(()));
             waited(&told, taker.0);
@@ -99,7 +99,7 @@ fn who_takes_something_back_waits_for_the_packet_that_uses_it() {
         }
         for call in ["load", "fence"] {
             let (fixture, key) = prepared();
-            let told = take_back_at(call, &fixture, key, taker);
+            let told = revoke_at(call, &fixture, key, taker);
             assert_eq!(
                 read(&mut fixture.registrar.memory(), 1, key, 100, 8),
                 Ok(pattern(1, 108)[100..].to_vec())
@@ -116,7 +116,7 @@ fn who_takes_a_key_back_waits_for_the_append_under_way() {
         .filter(|(name, _)| ["a release", "the end of a session"].contains(name))
     {
         let (fixture, key) = prepared();
-        let told = take_back_at("append", &fixture, key, taker);
+        let told = revoke_at("append", &fixture, key, taker);
         let memory = &mut fixture.registrar.memory();
         // It was allowed when it began.
         assert_eq!(write(memory, 1, key, APPEND_AT, &[7; 100]), Ok(()));

@@ -69,7 +69,7 @@ impl Inner {
                 }
                 Err(error) => put::<()>(&mut out, id, Err(error)),
             }
-            session.taken_back(id);
+            session.worker_done(id);
             measured.count_if_replied(&session.meter, &out);
             session.send(|to| to.append(&mut out));
             // Dropping the last reference to a session closes its files, which may wait. This thread must not.
@@ -172,7 +172,7 @@ impl Given {
             return inner.workers_of(&session.export.store).add(move || self.reply());
         }
         drop((self.holds, self.end));
-        session.taken_back(self.id);
+        session.worker_done(self.id);
         measured.count_if_replied(&session.meter, &out);
         session.send(|to| to.append(&mut out));
     }

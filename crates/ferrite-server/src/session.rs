@@ -432,7 +432,7 @@ impl Session {
 
     /// Notes that the worker is done, and is about to send the reply. In this order: a repetition from now on, after a
     /// reconnect, is answered anew, and an earlier one gets this reply.
-    pub(super) fn taken_back(&self, request: u64) {
+    pub(super) fn worker_done(&self, request: u64) {
         self.kept.lock().with_workers.remove(&request);
         self.finish(request);
         self.given.fetch_sub(1, Ordering::AcqRel);
@@ -447,7 +447,7 @@ impl Session {
         is_new
     }
 
-    /// Notes that a parked change is made; see [`Self::taken_back`].
+    /// Notes that a parked change is made; see [`Self::worker_done`].
     pub(super) fn unpark(&self, request: u64) {
         self.finish(request);
         self.parked.fetch_sub(1, Ordering::AcqRel);

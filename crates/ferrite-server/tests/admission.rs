@@ -352,7 +352,7 @@ fn mkdir<'n>(parent: Node, name: &'n str) -> FsRequest<'n> {
 
 /// Once 36 sessions took all slots, and the changes of later ones failed when their replies were lost.
 #[test]
-fn slots_that_nobody_uses_are_taken_back() {
+fn unused_slots_are_recalled() {
     // 64 slots.
     let path = make_pool(16 << 20, 1000);
     let lease = Duration::from_secs(2);
@@ -390,7 +390,7 @@ fn slots_that_nobody_uses_are_taken_back() {
         if !got.1.is_empty() {
             break got;
         }
-        assert!(began.elapsed() < LIMIT, "nothing is taken back");
+        assert!(began.elapsed() < LIMIT, "nothing is recalled");
         std::thread::sleep(lease / 20);
     };
     assert!(first.elapsed() >= lease, "they were not idle for long");

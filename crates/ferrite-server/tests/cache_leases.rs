@@ -10,7 +10,7 @@ use ferrite_client::Client;
 use ferrite_server::ServerOptions;
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
-    Attr, CacheLeases, FileSystem, FsError, Ino, NewFile, OpenMode, ROOT_INO, SYSTEM, SetAttr, TakeBack,
+    Attr, CacheLeases, FileSystem, FsError, Ino, NewFile, OpenMode, ROOT_INO, RecallHandler, SYSTEM, SetAttr,
 };
 
 const TERM: Duration = Duration::from_millis(1500);
@@ -74,15 +74,15 @@ impl Two {
 }
 
 /// Reports which inodes are revoked, each after a while.
-fn watcher(after: Duration, done: bool) -> (TakeBack, Receiver<Ino>) {
+fn watcher(after: Duration, done: bool) -> (RecallHandler, Receiver<Ino>) {
     let (sender, taken) = channel();
     let sender = parking_lot::Mutex::new(sender);
-    let take_back = move |ino| {
+    let handler = move |ino| {
         std::thread::sleep(after);
         let _ = sender.lock().send(ino);
         done
     };
-    (Box::new(take_back), taken)
+    (Box::new(handler), taken)
 }
 
 #[test]
@@ -107,8 +107,8 @@ fn the_client_gives_no_lease_without_one_of_its_own_or_before_it_can_recall() {
 fn a_change_waits_until_what_was_cached_is_taken_back() {
     const SLOW: Duration = Duration::from_millis(300);
     let two = Two::new();
-    let (take_back, taken) = watcher(SLOW, true);
-    two.cache_leases().watch(take_back);
+    let (handler, taken) = watcher(SLOW, true);
+    two.cache_leases().watch(handler);
     assert!(two.requested()[0] > Duration::ZERO);
     let took = two.change();
     assert!(took >= SLOW, "{took:?}");
@@ -124,10 +124,10 @@ fn a_change_waits_until_what_was_cached_is_taken_back() {
 }
 
 #[test]
-fn what_cannot_be_taken_back_is_over_with_its_lease() {
+fn what_cannot_be_recalled_is_over_with_its_lease() {
     let two = Two::new();
-    let (take_back, taken) = watcher(Duration::ZERO, false);
-    two.cache_leases().watch(take_back);
+    let (handler, taken) = watcher(Duration::ZERO, false);
+    two.cache_leases().watch(handler);
     assert!(two.requested()[0] > Duration::ZERO);
     let took = two.change();
     assert!(took >= TERM / 2 && took < TERM + SLACK, "{took:?}");

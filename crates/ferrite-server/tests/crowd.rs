@@ -162,7 +162,7 @@ fn exclusive(node: Node) -> ImmediateRequest<'static> {
 /// The leaving client has a key and a lock. While the key is being revoked, which takes long, writes with it may still
 /// arrive: no other client gets the lock. And no other client waits, for this or for the return of a key.
 #[test]
-fn a_lock_is_anothers_only_when_keys_are_taken_back() {
+fn a_lock_is_anothers_only_when_keys_are_revoked() {
     for leaves in [true, false] {
         let fs = Arc::new(MemFs::new());
         drop(fs.create(SYSTEM, ROOT_INO, b"file", &new_file(true)).unwrap());

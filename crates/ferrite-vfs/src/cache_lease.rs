@@ -9,7 +9,7 @@ use crate::{Attr, Ino};
 
 /// Recalls the cached attributes of an inode and, of a directory, its names. True once no cache relies on them any
 /// more. May block, but not on the engine without a bound.
-pub type TakeBack = Box<dyn Fn(Ino) -> bool + Send + Sync>;
+pub type RecallHandler = Box<dyn Fn(Ino) -> bool + Send + Sync>;
 
 /// The leases of an engine, as durations from now on; zero: no lease. While a lease lasts, no other client changes its
 /// object unless the engine has recalled the lease first ([`CacheLeases::watch`]). Callers of this same engine must
@@ -24,5 +24,5 @@ pub trait CacheLeases: Send + Sync {
     fn name(&self, dir: Ino, name: &[u8], found: Option<Ino>) -> Duration;
 
     /// Sets the callback for recalls. The engine grants no lease before. Only the first call counts.
-    fn watch(&self, take_back: TakeBack);
+    fn watch(&self, handler: RecallHandler);
 }

@@ -36,7 +36,7 @@ pub mod volume;
 mod waits;
 pub mod workers;
 
-pub use cache_lease::{CacheLeases, TakeBack};
+pub use cache_lease::{CacheLeases, RecallHandler};
 pub use ctx::{ClientId, Cred, Ctx, Groups, SYSTEM};
 pub use dedup::{DedupToken, Outcome};
 pub use error::{BadArgument, Corruption, ErrorCode, FileBytes, FsError, Result, SessionsOf, SpaceOf, Unsupported};

@@ -432,7 +432,7 @@ impl Fabrics {
             .retain(|&tag, (of, _)| *of != connection || !end.endpoint.let_go(tag));
     }
 
-    /// Takes back a message that belongs to no connection.
+    /// Reposts the buffer of a message that belongs to no connection.
     fn unused(&mut self, end: usize, message: Buffer) {
         self.ends[end].spare.push(message);
     }

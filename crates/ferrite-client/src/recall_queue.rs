@@ -1,6 +1,6 @@
 //! The queue of recalls to the party that relies on the client's replies.
 //!
-//! Contents: [`TakingBack`]. The thread at its other end is `leased`'s.
+//! Contents: [`RecallQueue`]. The thread at its other end is `leased`'s.
 //!
 //! Invariant: the client gives no lease before it passes recalls on.
 
@@ -24,12 +24,12 @@ pub(super) struct Recall {
 
 /// The queue of recalls to the party that relies on the client's replies.
 #[derive(Default)]
-pub(super) struct TakingBack {
+pub(super) struct RecallQueue {
     is_on: AtomicBool,
     recalls: Mutex<lock_order::PassedOn, Option<SyncSender<Recall>>>,
 }
 
-impl TakingBack {
+impl RecallQueue {
     /// Whether the client may give leases.
     pub(super) fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Acquire)
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn a_flood_of_recalls_is_noticed() {
-        let (way, mut kept) = (TakingBack::default(), None);
+        let (way, mut kept) = (RecallQueue::default(), None);
         way.begin(|recalls| {
             kept = Some(recalls);
             Ok(())
