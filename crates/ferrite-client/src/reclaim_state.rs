@@ -43,7 +43,7 @@ struct Pinned {
     /// Pins of the callers.
     count: u64,
     /// Pins that the server holds for this client.
-    granted: u64,
+    pins: u64,
 }
 
 /// An open file.
@@ -118,7 +118,7 @@ impl ReclaimState {
         }
     }
 
-    /// Records an inode that the server has named, and pinned if there is a grant.
+    /// Records an inode that the server has named, and pinned if it says so.
     pub(super) fn learn(&self, node_attr: &NodeAttr) {
         self.learn_node(node_attr.node());
         if node_attr.is_pinned {
@@ -132,10 +132,10 @@ impl ReclaimState {
         let pinned = pins.entry(node.ino).or_insert(Pinned {
             node,
             count: 0,
-            granted: 0,
+            pins: 0,
         });
         pinned.count += 1;
-        pinned.granted += 1;
+        pinned.pins += 1;
     }
 
     /// Whether the client has pinned an inode, in which case this adds a pin.
@@ -157,13 +157,13 @@ impl ReclaimState {
         if pinned.count > 0 {
             return None;
         }
-        pins.remove(&ino).map(|pinned| pinned.granted)
+        pins.remove(&ino).map(|pinned| pinned.pins)
     }
 
     /// Records that after a restart the server has pinned an inode again, once for all callers, or could not.
     pub(super) fn pinned_again(&self, ino: Ino, is_pinned: bool) {
         if let Some(pinned) = self.pins.lock().get_mut(&ino) {
-            pinned.granted = u64::from(is_pinned);
+            pinned.pins = u64::from(is_pinned);
         }
     }
 

@@ -25,13 +25,13 @@ pub(crate) struct Attachment {
 
 /// A key on a queue pair that may use it.
 #[derive(Clone)]
-pub(crate) struct Grant {
+pub(crate) struct Access {
     pub(crate) key: Arc<Key>,
     pub(crate) file: Arc<FileMr>,
     attachment: Arc<Attachment>,
 }
 
-impl Grant {
+impl Access {
     /// Whether it may be used, as far as can be known without a guard.
     pub(crate) fn is_good(&self) -> bool {
         !self.attachment.is_over.load(Ordering::SeqCst) && !self.key.is_revoked()
@@ -77,16 +77,16 @@ impl Keys {
     }
 
     /// The rights of a queue pair with a key.
-    pub(crate) fn look_up(&self, qpn: Qpn, key: u32) -> Option<Grant> {
+    pub(crate) fn look_up(&self, qpn: Qpn, key: u32) -> Option<Access> {
         let table = shared(&self.table);
         let attachment = table.attached.get(&qpn)?;
         let (key, file) = table.keys.get(&key)?;
-        let grant = Grant {
+        let access = Access {
             key: Arc::clone(key),
             file: Arc::clone(file),
             attachment: Arc::clone(attachment),
         };
-        (attachment.session == key.holder.session && grant.is_good()).then_some(grant)
+        (attachment.session == key.holder.session && access.is_good()).then_some(access)
     }
 
     /// Assigns a queue pair to a session, taking it from its previous one.

@@ -13,12 +13,12 @@
 
 #![forbid(unsafe_code)]
 
+mod access_cache;
 mod appends;
 pub mod compare;
 mod counters;
 mod faults;
 mod file;
-mod grants;
 mod key;
 mod keys;
 mod lock_order;

@@ -16,9 +16,9 @@ use ferrite_roce::wire::Qpn;
 use ferrite_vfs::regions::{Access, REGION_PAGE_BYTES, Region};
 use rustc_hash::FxHashMap;
 
+use crate::access_cache::{AccessCache, Found};
 use crate::faults::Wanted;
 use crate::file::{Place, State};
-use crate::grants::{Found, Grants};
 use crate::key::Rights;
 use crate::shared::Shared;
 
@@ -82,7 +82,7 @@ fn number(page: u64) -> Result<u32, Fault> {
 /// data is ignored.
 pub struct FileMemory {
     shared: Arc<Shared>,
-    grants: Grants,
+    access_cache: AccessCache,
     /// Budget that messages hold.
     held: FxHashMap<(Qpn, u64), u64>,
     pieces: Vec<Piece>,
@@ -92,7 +92,7 @@ impl FileMemory {
     pub(crate) fn new(shared: Arc<Shared>) -> FileMemory {
         FileMemory {
             shared,
-            grants: Grants::new(),
+            access_cache: AccessCache::new(),
             held: FxHashMap::default(),
             pieces: Vec::new(),
         }
@@ -106,8 +106,8 @@ impl FileMemory {
         allows: impl Fn(&Rights) -> bool,
         act: impl FnOnce(&Shared, &mut Found<'_>, &mut Vec<Piece>) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
-        let mut found = self.grants.find(&self.shared.keys, qpn, key)?;
-        let result = match allows(&found.grant.key.holder.rights) {
+        let mut found = self.access_cache.find(&self.shared.keys, qpn, key)?;
+        let result = match allows(&found.access.key.holder.rights) {
             true => act(&self.shared, &mut found, &mut self.pieces),
             false => Err(Fault::Access),
         };
@@ -160,8 +160,8 @@ fn access<T>(
     (bytes, all): (Bytes, Bytes),
     act: impl FnOnce(&dyn Region, &[Piece]) -> Result<T, Fault>,
 ) -> Result<T, Fault> {
-    let file = &found.grant.file;
-    let guard = file.guard(&found.grant.key)?;
+    let file = &found.access.file;
+    let guard = file.guard(&found.access.key)?;
     let region = guard.region()?;
     // It has not been checked yet whether all of a short message is in the file.
     let is_first = bytes.access == Access::Write && all.is_short() && bytes.at == all.at;
@@ -177,7 +177,7 @@ fn access<T>(
         }
         Some(page) => {
             drop(guard);
-            Err(shared.fault(&found.grant.file, all.wanted(page)?))
+            Err(shared.fault(&found.access.file, all.wanted(page)?))
         }
     }
 }
@@ -216,8 +216,8 @@ fn translate(
 /// # Errors
 /// `NotReady` if its first page is one of them.
 fn prepare(shared: &Shared, found: &mut Found<'_>, all: &Bytes) -> Result<(), Fault> {
-    let file = &found.grant.file;
-    let guard = file.guard(&found.grant.key)?;
+    let file = &found.access.file;
+    let guard = file.guard(&found.access.key)?;
     if !guard.state().has(all.at, all.len_bytes) {
         return Err(Fault::Access);
     }
@@ -240,7 +240,7 @@ fn prepare(shared: &Shared, found: &mut Found<'_>, all: &Bytes) -> Result<(), Fa
     let Some(page) = missing else {
         return Ok(());
     };
-    match shared.fault(&found.grant.file, all.wanted(page)?) {
+    match shared.fault(&found.access.file, all.wanted(page)?) {
         // The others may be there when their turn comes; if not, they are requested again.
         _ if page > all.first_page() => Ok(()),
         fault => Err(fault),
@@ -261,7 +261,7 @@ fn fence(region: &dyn Region) -> Result<(), Fault> {
 }
 
 fn append(found: &Found<'_>, data: &[u8]) -> Result<(), Fault> {
-    found.grant.file.append(&found.grant.key, data)?;
+    found.access.file.append(&found.access.key, data)?;
     found.meter().appends.add(1);
     found.meter().bytes_appended.add(data.len() as u64);
     Ok(())
@@ -273,7 +273,7 @@ impl Memory for FileMemory {
         let is_append = message.is_append();
         let allows = |rights: &Rights| if is_append { rights.append } else { rights.write };
         let delivery = self.with(message.qpn, message.key, allows, |shared, found, _| {
-            let is_atomic = found.grant.key.holder.rights.atomic_writes;
+            let is_atomic = found.access.key.holder.rights.atomic_writes;
             if is_append {
                 return Ok(Delivery::Whole);
             }
@@ -283,8 +283,8 @@ impl Memory for FileMemory {
             if !is_atomic {
                 return prepare(shared, found, &all).map(|()| Delivery::Parts);
             }
-            let guard = found.grant.file.guard(&found.grant.key)?;
-            let is_short = all.len_bytes <= found.grant.file.atomic_bytes_max();
+            let guard = found.access.file.guard(&found.access.key)?;
+            let is_short = all.len_bytes <= found.access.file.atomic_bytes_max();
             if is_short && guard.state().has(all.at, all.len_bytes) {
                 Ok(Delivery::Whole)
             } else {
@@ -294,7 +294,7 @@ impl Memory for FileMemory {
         match delivery {
             Delivery::Parts => Ok(Delivery::Parts),
             Delivery::Whole => self.reserve(message).inspect_err(|fault| {
-                if let Ok(found) = self.grants.find(&self.shared.keys, message.qpn, message.key) {
+                if let Ok(found) = self.access_cache.find(&self.shared.keys, message.qpn, message.key) {
                     match fault {
                         Fault::NotReady { .. } => found.meter().put_off.add(1),
                         _ => found.meter().refused.add(1),
@@ -341,7 +341,7 @@ impl Memory for FileMemory {
             if is_append {
                 return append(found, data);
             }
-            let (file, key) = (&found.grant.file, &found.grant.key);
+            let (file, key) = (&found.access.file, &found.access.key);
             file.call(key, |region| region.write_atomic(message.at, data))?;
             found.meter().atomic_writes.add(1);
             found.meter().bytes_written.add(data.len() as u64);
@@ -406,7 +406,10 @@ impl Memory for FileMemory {
                 key,
                 |rights| rights.append,
                 |_, found, _| {
-                    let end = found.grant.file.call(&found.grant.key, |region| region.reserve(add))?;
+                    let end = found
+                        .access
+                        .file
+                        .call(&found.access.key, |region| region.reserve(add))?;
                     found.meter().reservations.add(1);
                     Ok(end)
                 },
@@ -420,9 +423,9 @@ impl Memory for FileMemory {
             let allows = |rights: &Rights| rights.append && compare <= swap;
             return self.with(qpn, key, allows, |_, found, _| {
                 let end = found
-                    .grant
+                    .access
                     .file
-                    .call(&found.grant.key, |region| region.extend(compare, swap))?;
+                    .call(&found.access.key, |region| region.extend(compare, swap))?;
                 found.meter().reservations.add(u64::from(end == compare));
                 Ok(end)
             });

@@ -1,6 +1,7 @@
-//! Keys and ranges that a thread remembers, so that most packets use no state shared by threads except the file's lock.
+//! The access cache of a thread: keys and ranges, so that most packets use no state shared by threads except the file's
+//! lock.
 //!
-//! Invariants: only successful lookups are remembered, so unknown peers fill nothing. An entry is void when its key is
+//! Invariants: only successful lookups are cached, so unknown peers fill nothing. An entry is void when its key is
 //! revoked, its queue pair detached, or the epoch of its file has moved; each is checked before use.
 
 use std::sync::Arc;
@@ -10,12 +11,12 @@ use ferrite_roce::wire::Qpn;
 use rustc_hash::FxHashMap;
 
 use crate::file::{Place, State};
-use crate::keys::{Grant, Keys};
+use crate::keys::{Access, Keys};
 use crate::meter::Meter;
 use crate::range_cache::RangeCache;
 
-/// Keys remembered at most.
-const GRANTS_MAX: usize = 4_096;
+/// Keys cached at most.
+const KEYS_MAX: usize = 4_096;
 
 /// A file as one thread sees it.
 struct Local {
@@ -25,9 +26,9 @@ struct Local {
     meter: Arc<Meter>,
 }
 
-/// The memory of a thread.
-pub(crate) struct Grants {
-    known: FxHashMap<(Qpn, u32), Grant>,
+/// The keys and ranges that a thread has looked up.
+pub(crate) struct AccessCache {
+    known: FxHashMap<(Qpn, u32), Access>,
     locals: FxHashMap<u64, Local>,
     cache: RangeCache,
     last_tag: u32,
@@ -35,15 +36,15 @@ pub(crate) struct Grants {
 
 /// A key that was found.
 pub(crate) struct Found<'g> {
-    pub(crate) grant: &'g Grant,
+    pub(crate) access: &'g Access,
     local: &'g mut Local,
     cache: &'g mut RangeCache,
     last_tag: &'g mut u32,
 }
 
-impl Grants {
-    pub(crate) fn new() -> Grants {
-        Grants {
+impl AccessCache {
+    pub(crate) fn new() -> AccessCache {
+        AccessCache {
             known: FxHashMap::default(),
             locals: FxHashMap::default(),
             cache: RangeCache::new(),
@@ -57,20 +58,20 @@ impl Grants {
     /// `Access` if it has none.
     pub(crate) fn find(&mut self, keys: &Keys, qpn: Qpn, key: u32) -> Result<Found<'_>, Fault> {
         let name = (qpn, key);
-        if !self.known.get(&name).is_some_and(Grant::is_good) {
+        if !self.known.get(&name).is_some_and(Access::is_good) {
             self.prune();
-            let grant = keys.look_up(qpn, key).ok_or(Fault::Access)?;
-            self.known.insert(name, grant);
+            let access = keys.look_up(qpn, key).ok_or(Fault::Access)?;
+            self.known.insert(name, access);
         }
-        let grant = self.known.get(&name).ok_or(Fault::Access)?;
+        let access = self.known.get(&name).ok_or(Fault::Access)?;
         let last_tag = &mut self.last_tag;
-        let local = self.locals.entry(grant.file.number()).or_insert_with(|| Local {
+        let local = self.locals.entry(access.file.number()).or_insert_with(|| Local {
             tag: next(last_tag, &mut self.cache),
             epoch: 0,
-            meter: grant.file.meter(),
+            meter: access.file.meter(),
         });
         Ok(Found {
-            grant,
+            access,
             local,
             cache: &mut self.cache,
             last_tag,
@@ -79,8 +80,8 @@ impl Grants {
 
     /// Forgets void entries, and everything if too many remain.
     fn prune(&mut self) {
-        self.known.retain(|_, grant| grant.is_good());
-        if self.known.len() >= GRANTS_MAX {
+        self.known.retain(|_, access| access.is_good());
+        if self.known.len() >= KEYS_MAX {
             self.known.clear();
         }
         self.locals.retain(|_, local| Arc::strong_count(&local.meter) > 1);
