@@ -87,8 +87,8 @@ impl Link {
 
     fn fail_pending(&self) {
         self.requests.fail();
-        for parked in self.parking.take(None) {
-            parked.fail(FsError::Disconnected);
+        for unsent in self.deferred_sends.take(None) {
+            unsent.fail(FsError::Disconnected);
         }
         self.call_completions();
     }

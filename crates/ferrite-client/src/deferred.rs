@@ -8,10 +8,10 @@ use std::time::Instant;
 use ferrite_buffers::Buffer;
 use ferrite_vfs::{Ctx, FsError, Waits};
 
+use super::deferred_sends::DeferredSend;
 use super::link::Link;
 use super::message::encode;
 use super::requests::{Deferred, Then};
-use super::submit::Parked;
 use super::{head, own_head};
 use ferrite_proto::{Head, ImmediateRequest, Request, SessionRequest};
 
@@ -35,22 +35,22 @@ impl Link {
         if let Err(error) = self.options.permit(&request) {
             return then(Err(error), Some(buffer));
         }
-        self.parking.push(Parked {
+        self.deferred_sends.push(DeferredSend {
             head: head(ctx, &self.groups),
             request,
             buffer,
             deadline: self.options.timeout.map(|timeout| Instant::now() + timeout),
             then,
         });
-        self.send_parked();
+        self.flush_deferred_sends();
     }
 
-    /// Sends parked requests that may be sent now.
-    pub(super) fn send_parked(&self) {
+    /// Sends deferred requests that may be sent now.
+    pub(super) fn flush_deferred_sends(&self) {
         let has_slots = self.promises().has_slots;
         let mut wants_slots = false;
-        while let Some((mut parked, token)) = self.parking.pop(|parked| {
-            if !parked.is_change() || !has_slots {
+        while let Some((mut unsent, token)) = self.deferred_sends.pop(|unsent| {
+            if !unsent.is_change() || !has_slots {
                 return Some(None);
             }
             // Asking means waiting, which only the watcher may do: this may be the receiving thread.
@@ -61,17 +61,17 @@ impl Link {
                 None => Some(None),
             }
         }) {
-            parked.head.token = token;
-            let is_change = parked.is_change();
+            unsent.head.token = token;
+            let is_change = unsent.is_change();
             let deferred = |body| Deferred {
                 body,
-                buffer: Some(parked.buffer),
+                buffer: Some(unsent.buffer),
                 buffer_is_sent: is_change,
                 token,
-                deadline: parked.deadline,
-                then: parked.then,
+                deadline: unsent.deadline,
+                then: unsent.then,
             };
-            self.send_deferred(parked.head, &parked.request, deferred);
+            self.send_deferred(unsent.head, &unsent.request, deferred);
         }
         if wants_slots {
             self.wake_watcher.ring();
@@ -135,17 +135,17 @@ impl Link {
             for request in self.requests.expire(now, |_| false) {
                 self.post(SessionRequest::Abandon { request, file: 0 });
             }
-            for parked in self.parking.take(Some(now)) {
-                parked.fail(FsError::TimedOut);
+            for unsent in self.deferred_sends.take(Some(now)) {
+                unsent.fail(FsError::TimedOut);
             }
         }
-        if self.parking.has_some() {
+        if self.deferred_sends.has_some() {
             if self.promises().has_slots && self.slots.are_wanted() {
                 // If the server has none, the changes go without.
                 let requested = self.ask_for_slots(Waits::FOREVER);
                 tracing::trace!("slots: {requested:?}");
             }
-            self.send_parked();
+            self.flush_deferred_sends();
         }
         self.call_completions();
     }

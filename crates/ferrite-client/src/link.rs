@@ -23,6 +23,7 @@ use ferrite_fabric::watch::Wake;
 use ferrite_vfs::{Ctx, FsError, Result, Waits};
 
 use super::cache::Cache;
+use super::deferred_sends::DeferredSends;
 use super::groups::GroupCache;
 use super::limit::Limit;
 use super::message::{Reply, State, Waiter, check_length, encode};
@@ -33,7 +34,6 @@ use super::reclaim_state::ReclaimState;
 use super::requests::{Completion, Pending, Requests};
 use super::session_setup::SessionSetup;
 use super::slots::{Slot, Slots};
-use super::submit::Parking;
 use super::unsynced::Unsynced;
 use super::untrusted::SlotsReply;
 use super::{ClientOptions, ConnectError, head, own_head};
@@ -83,7 +83,7 @@ pub(super) struct Link {
     pub(super) line: Mutex<lock_order::Line, Line>,
     pub(super) changed: Condvar,
     pub(super) requests: Requests,
-    pub(super) parking: Parking,
+    pub(super) deferred_sends: DeferredSends,
     reconnects: AtomicU64,
     pace: Pace,
     pub(super) reclaim_state: ReclaimState,
@@ -121,7 +121,7 @@ impl Link {
             line: Mutex::default(),
             changed: Condvar::new(),
             requests: Requests::default(),
-            parking: Parking::default(),
+            deferred_sends: DeferredSends::default(),
             reconnects: AtomicU64::new(0),
             pace: Pace::default(),
             reclaim_state: ReclaimState::default(),
@@ -208,9 +208,9 @@ impl Link {
             (data, into),
         );
         self.requests.leave(head.id);
-        if self.parking.has_some() {
+        if self.deferred_sends.has_some() {
             // It may have had the slot that another request waits for.
-            self.send_parked();
+            self.flush_deferred_sends();
         }
         if was_sent && matches!(reply, Err(FsError::TimedOut | FsError::Interrupted)) {
             // It may still have an effect on the session, unknown to this client.
@@ -437,7 +437,7 @@ impl Link {
         }
         up.outgoing.hold();
         completed.into_iter().for_each(|completion| self.finish(completion));
-        self.send_parked();
+        self.flush_deferred_sends();
         if up.outgoing.let_go(&up.connection).is_err() {
             self.lost(up);
         }
@@ -453,7 +453,7 @@ impl Link {
             self.slots.free(token);
         }
         if let Some(len_bytes) = completion.expected_bytes() {
-            self.parking.landed(len_bytes);
+            self.deferred_sends.landed(len_bytes);
         }
         completion.call();
     }

@@ -143,7 +143,7 @@ struct Change {
 /// Makes a change once no client caches its inodes, and answers it then. A change that is repeated meanwhile is
 /// answered once. One that `is_long` goes to a thread that receives nothing.
 pub(super) fn begin(inner: &Arc<Inner>, session: &Arc<Session>, id: u64, received: Received<'_>, is_long: bool) {
-    if !session.park(id) {
+    if !session.defer_change(id) {
         return;
     }
     let change = Change {
@@ -215,7 +215,7 @@ impl Change {
         if has_names && let Some(next) = leases.names_changed() {
             inner.go_on(next);
         }
-        session.unpark(self.id);
+        session.end_deferred_change(self.id);
         measured.count_if_replied(&session.meter, &out);
         session.send(|to| to.append(&mut out));
     }

@@ -43,7 +43,7 @@ const FILES_MAX: usize = 1 << 16;
 const GIVEN_MAX: usize = 64;
 /// Most waiting changes of a session. More than clients have in flight: while so many wait, the server reads nothing
 /// from the connection, not even the replies to recalls that others wait for.
-const PARKED_MAX: usize = 1024;
+const DEFERRED_CHANGES_MAX: usize = 1024;
 /// Most requests whose effects are remembered. A client never has that many in flight; with more, the oldest are
 /// forgotten.
 const EFFECTS_MAX: usize = 4096;
@@ -150,7 +150,7 @@ pub(super) struct Session {
     given: AtomicUsize,
     pub(super) close_barrier: Arc<CloseBarrier>,
     /// Changes that wait for others' leases to end, or at least go through the table of leases.
-    parked: AtomicUsize,
+    deferred_changes: AtomicUsize,
     /// The client caches under leases.
     has_leases: AtomicBool,
     /// Held while it gets its slots, so that it gets them once.
@@ -205,7 +205,7 @@ impl Session {
             done: Condvar::new(),
             given: AtomicUsize::new(0),
             close_barrier: Arc::default(),
-            parked: AtomicUsize::new(0),
+            deferred_changes: AtomicUsize::new(0),
             has_leases: AtomicBool::new(false),
             getting_slots: Mutex::default(),
             recipient: Arc::new(Recipient {
@@ -438,19 +438,19 @@ impl Session {
         self.given.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Parks a change. False if it is parked already, so that the client will get the reply.
-    pub(super) fn park(&self, request: u64) -> bool {
+    /// Defers a change. False if it is deferred already, so that the client will get the reply.
+    pub(super) fn defer_change(&self, request: u64) -> bool {
         let is_new = self.kept.lock().under_way.insert(request);
         if is_new {
-            self.parked.fetch_add(1, Ordering::AcqRel);
+            self.deferred_changes.fetch_add(1, Ordering::AcqRel);
         }
         is_new
     }
 
-    /// Notes that a parked change is made; see [`Self::worker_done`].
-    pub(super) fn unpark(&self, request: u64) {
+    /// Notes that a deferred change is made; see [`Self::worker_done`].
+    pub(super) fn end_deferred_change(&self, request: u64) {
         self.finish(request);
-        self.parked.fetch_sub(1, Ordering::AcqRel);
+        self.deferred_changes.fetch_sub(1, Ordering::AcqRel);
         self.done.notify_all();
     }
 
@@ -466,7 +466,8 @@ impl Session {
 
     /// Whether workers have the maximum of its requests.
     pub(super) fn is_busy(&self) -> bool {
-        self.given.load(Ordering::Acquire) >= GIVEN_MAX || self.parked.load(Ordering::Acquire) >= PARKED_MAX
+        self.given.load(Ordering::Acquire) >= GIVEN_MAX
+            || self.deferred_changes.load(Ordering::Acquire) >= DEFERRED_CHANGES_MAX
     }
 
     /// Whether the client has a connection, as far as is known.
@@ -623,7 +624,7 @@ impl Session {
     /// Whether ending it now costs its client nothing: it has no state, no request in progress, and no reply that may
     /// be requested again.
     pub(super) fn has_nothing(&self) -> bool {
-        if self.given.load(Ordering::Acquire) > 0 || self.parked.load(Ordering::Acquire) > 0 {
+        if self.given.load(Ordering::Acquire) > 0 || self.deferred_changes.load(Ordering::Acquire) > 0 {
             return false;
         }
         let kept = self.kept.lock();

@@ -1,7 +1,7 @@
 //! Reads and writes whose callers do not wait: one thread can have many in flight.
 //!
-//! Contents: [`Parking`], where they wait until they may be sent. The client sends them as long as the total length of
-//! the expected replies is small, and, if they are changes, as slots are free.
+//! Contents: [`DeferredSends`], where they wait until they may be sent. The client sends them as long as the total
+//! length of the expected replies is small, and, if they are changes, as slots are free.
 //!
 //! Invariant: the receiving thread may also be the one that sends these, when a completion makes a new request. So the
 //! server's replies meanwhile must fit its queue ([`FLIGHT_BYTES_MAX`] is below its limit), or each end would wait for
@@ -25,7 +25,7 @@ pub(super) const TRANSFER_BYTES_MAX: usize = 128 << 10;
 const FLIGHT_BYTES_MAX: usize = 512 << 10;
 
 /// A read or write that is not sent yet.
-pub(super) struct Parked {
+pub(super) struct DeferredSend {
     pub(super) head: Head,
     pub(super) request: Request<'static>,
     pub(super) buffer: Buffer,
@@ -33,7 +33,7 @@ pub(super) struct Parked {
     pub(super) then: Then,
 }
 
-impl Parked {
+impl DeferredSend {
     /// Whether it needs a token.
     pub(super) fn is_change(&self) -> bool {
         self.request.is_change()
@@ -52,31 +52,31 @@ impl Parked {
 
 #[derive(Default)]
 struct Waiting {
-    queue: VecDeque<Parked>,
+    queue: VecDeque<DeferredSend>,
     flight_bytes: usize,
 }
 
 /// See the head of this module.
 #[derive(Default)]
-pub(super) struct Parking {
+pub(super) struct DeferredSends {
     waiting: Mutex<lock_order::Submitted, Waiting>,
     count: AtomicUsize,
 }
 
-impl Parking {
-    pub(super) fn push(&self, parked: Parked) {
-        self.waiting.lock().queue.push_back(parked);
+impl DeferredSends {
+    pub(super) fn push(&self, unsent: DeferredSend) {
+        self.waiting.lock().queue.push_back(unsent);
         self.count.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Whether any are parked.
+    /// Whether any are deferred.
     pub(super) fn has_some(&self) -> bool {
         self.count.load(Ordering::Acquire) > 0
     }
 
     /// The first, if it may be sent: there is space for its reply, and `prepare` succeeds. The caller later calls
     /// [`Self::landed`] with its buffer's length, unless it is a change.
-    pub(super) fn pop<T>(&self, prepare: impl FnOnce(&Parked) -> Option<T>) -> Option<(Parked, T)> {
+    pub(super) fn pop<T>(&self, prepare: impl FnOnce(&DeferredSend) -> Option<T>) -> Option<(DeferredSend, T)> {
         let mut waiting = self.waiting.lock();
         let first = waiting.queue.front()?;
         let flight_bytes = waiting.flight_bytes + first.expected_bytes();
@@ -96,10 +96,11 @@ impl Parking {
     }
 
     /// Takes those that have waited too long by `now`, or all.
-    pub(super) fn take(&self, now: Option<Instant>) -> Vec<Parked> {
+    pub(super) fn take(&self, now: Option<Instant>) -> Vec<DeferredSend> {
         let mut waiting = self.waiting.lock();
-        let is_late = |parked: &Parked| now.is_none_or(|now| parked.deadline.is_some_and(|deadline| now >= deadline));
-        let (late, rest): (Vec<Parked>, Vec<Parked>) = waiting.queue.drain(..).partition(is_late);
+        let is_late =
+            |unsent: &DeferredSend| now.is_none_or(|now| unsent.deadline.is_some_and(|deadline| now >= deadline));
+        let (late, rest): (Vec<DeferredSend>, Vec<DeferredSend>) = waiting.queue.drain(..).partition(is_late);
         waiting.queue.extend(rest);
         self.count.fetch_sub(late.len(), Ordering::AcqRel);
         late
