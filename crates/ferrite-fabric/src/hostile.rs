@@ -19,10 +19,10 @@ use crate::fabric::channel::HEAD_BYTES;
 use crate::fabric::{Descriptor, Introduction, Reply, SLOTS, message_bytes, prefix};
 use crate::frame::{BODY_BYTES_MAX, DATA_BYTES_MAX, Lengths, OWN_ID, PREFIX_BYTES};
 use crate::ofi::{Endpoint, Page, PeerId, Provider, Reach, Remote};
-use crate::outbox::Outbox;
 use crate::reactor::{Close, Data, FabricOptions, Link, Options, Origin, Reactors, Served, Service};
 use crate::secure::Credentials;
 use crate::secure::handshake;
+use crate::send_queue::SendQueue;
 
 const LIMIT: Duration = Duration::from_secs(20);
 const REGION_BYTES: u64 = 4 << 20;
@@ -39,7 +39,7 @@ impl Service for Echo {
 
     fn connected(&self, _: Link, _: Origin) {}
 
-    fn message(&self, (): &mut (), body: &[u8], data: Data<'_>, out: &mut Outbox) -> Result<Served, Close> {
+    fn message(&self, (): &mut (), body: &[u8], data: Data<'_>, out: &mut SendQueue) -> Result<Served, Close> {
         let mut frame = out.frame();
         frame.body().extend(body);
         match data {

@@ -2,9 +2,9 @@
 //!
 //! Contents: the frames in which messages travel over a stream ([`frame`]); keys, the handshake that opens a
 //! connection, and encryption ([`secure`]); the client's end of a connection ([`connection`]), and waiting for its end
-//! ([`watch`]); the server's end, many connections served by few threads ([`reactor`]), its send queue ([`outbox`]),
-//! and where its peers come from ([`source`]). With the feature `fabric` connections move to libfabric, where both ends
-//! can. The meaning of messages is not this crate's concern: `ferrite-proto` defines it.
+//! ([`watch`]); the server's end, many connections served by few threads ([`reactor`]), its send queue
+//! ([`send_queue`]), and where its peers come from ([`source`]). With the feature `fabric` connections move to
+//! libfabric, where both ends can. The meaning of messages is not this crate's concern: `ferrite-proto` defines it.
 //!
 //! Invariant: nothing that a peer sends makes this crate allocate more than one frame's worth of memory, or panic.
 #![deny(unsafe_code)]
@@ -20,12 +20,12 @@ mod link;
 mod lock_order;
 #[cfg(feature = "fabric")]
 mod ofi;
-pub mod outbox;
 #[cfg(feature = "fabric")]
 pub mod raw_ping_pong;
 pub mod reactor;
 mod receiver;
 pub mod secure;
+pub mod send_queue;
 mod socket;
 pub mod source;
 pub mod spin;

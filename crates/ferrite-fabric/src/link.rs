@@ -1,7 +1,8 @@
 //! How other threads reach the thread that owns a connection.
 //!
-//! Contents: [`Link`], a connection as other threads see it, with its mailbox; [`Waker`], which notifies a thread that
-//! waits for sockets of mail, and of connections that another thread has accepted for it. Used by `reactor` only.
+//! Contents: [`Link`], a connection as other threads see it, with the messages that they send; [`Waker`], which
+//! notifies a thread that waits for sockets of such messages, and of connections that another thread has accepted for
+//! it. Used by `reactor` only.
 //!
 //! Invariant: a thread that puts something into an inbox rings afterwards, and the owner stops the ringing before it
 //! looks. So nothing stays in an inbox unseen.
@@ -16,7 +17,7 @@ use ferrite_checks::ranked::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::lock_order;
-use crate::outbox::Outbox;
+use crate::send_queue::SendQueue;
 
 /// See the head of this module.
 pub(crate) struct Waker {
@@ -26,13 +27,13 @@ pub(crate) struct Waker {
     rung: AtomicBool,
 }
 
-/// The mail and the connections for a thread.
+/// The messages and the connections for a thread.
 #[derive(Default)]
 pub(crate) struct Inbox {
     /// Connections that the thread owns from now on.
     pub(crate) accepted: Vec<(TcpStream, SocketAddr)>,
-    /// Connections with mail, or to be closed.
-    pub(crate) mail: Vec<u64>,
+    /// Connections with messages to send, or to be closed.
+    pub(crate) pending: Vec<u64>,
 }
 
 impl Waker {
@@ -76,7 +77,7 @@ impl Waker {
 struct LinkState {
     number: u64,
     waker: Arc<Waker>,
-    mailbox: Mutex<lock_order::Mailbox, Outbox>,
+    pending: Mutex<lock_order::Mailbox, SendQueue>,
     is_closed: AtomicBool,
     /// How often a caller has asked whether everything that the client has sent is read.
     requested: AtomicU64,
@@ -93,7 +94,7 @@ impl Link {
         Link(Arc::new(LinkState {
             number,
             waker: Arc::clone(waker),
-            mailbox: Mutex::default(),
+            pending: Mutex::default(),
             is_closed: AtomicBool::new(false),
             requested: AtomicU64::new(0),
             drained: AtomicU64::new(0),
@@ -130,9 +131,9 @@ impl Link {
         self.0.drained.store(number, Ordering::Release);
     }
 
-    /// Moves the mail to the queue that is sent.
-    pub(crate) fn take_mail(&self, out: &mut Outbox) {
-        out.append(&mut self.0.mailbox.lock());
+    /// Moves these messages to the queue that is sent.
+    pub(crate) fn take_pending(&self, out: &mut SendQueue) {
+        out.append(&mut self.0.pending.lock());
     }
 
     /// Marks that the connection is gone.
@@ -141,11 +142,11 @@ impl Link {
     }
 
     /// Sends what `write` puts into the queue, unless the connection is gone. Does not block.
-    pub fn send(&self, write: impl FnOnce(&mut Outbox)) {
+    pub fn send(&self, write: impl FnOnce(&mut SendQueue)) {
         if self.is_closed() {
             return;
         }
-        write(&mut self.0.mailbox.lock());
+        write(&mut self.0.pending.lock());
         self.ring();
     }
 
@@ -161,7 +162,7 @@ impl Link {
     }
 
     fn ring(&self) {
-        self.0.waker.inbox.lock().mail.push(self.0.number);
+        self.0.waker.inbox.lock().pending.push(self.0.number);
         self.0.waker.ring();
     }
 }

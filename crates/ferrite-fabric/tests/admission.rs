@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use ferrite_buffers::Pool;
 use ferrite_fabric::connection::Connection;
-use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::{Close, Data, Link, Options, Origin, Reactors, Served, Service};
 use ferrite_fabric::secure::Credentials;
+use ferrite_fabric::send_queue::SendQueue;
 use ferrite_fabric::{FabricError, HandshakeError};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -24,7 +24,7 @@ impl Service for Mute {
         link
     }
 
-    fn message(&self, _: &mut Link, _: &[u8], _: Data<'_>, _: &mut Outbox) -> Result<Served, Close> {
+    fn message(&self, _: &mut Link, _: &[u8], _: Data<'_>, _: &mut SendQueue) -> Result<Served, Close> {
         Ok(Served::Yes)
     }
 

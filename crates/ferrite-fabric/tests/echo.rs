@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use ferrite_buffers::Pool;
 use ferrite_fabric::connection::{Connection, Receiver};
-use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::{Close, Data, Link, Options, Origin, Reactors, Served, Service};
 use ferrite_fabric::secure::Credentials;
+use ferrite_fabric::send_queue::SendQueue;
 
 /// Answers each message with itself; body `later` from another thread.
 struct Echo;
@@ -22,11 +22,11 @@ impl Service for Echo {
         link
     }
 
-    fn message(&self, link: &mut Link, body: &[u8], data: Data<'_>, out: &mut Outbox) -> Result<Served, Close> {
+    fn message(&self, link: &mut Link, body: &[u8], data: Data<'_>, out: &mut SendQueue) -> Result<Served, Close> {
         if body == b"close" {
             return Err(Close);
         }
-        let reply = |out: &mut Outbox, body: &[u8], data: Data<'_>| {
+        let reply = |out: &mut SendQueue, body: &[u8], data: Data<'_>| {
             let mut frame = out.frame();
             frame.body().extend(body);
             match data {

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use ferrite_buffers::Pool;
 use ferrite_fabric::connection::{Connection, Fabric, Receiver, upgrade};
-use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::{Close, Data, FabricOptions, Link, Options, Origin, Reactors, Served, Service};
 use ferrite_fabric::secure::{AdmissionPolicy, Credentials, Encrypt, Encryption, Key};
+use ferrite_fabric::send_queue::SendQueue;
 use ferrite_fabric::{FabricError, Provider};
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -30,7 +30,7 @@ impl Service for Echo {
     }
 
     /// The body is a number, how much data the reply should have if the message has none, and anything.
-    fn message(&self, _: &mut Link, body: &[u8], data: Data<'_>, out: &mut Outbox) -> Result<Served, Close> {
+    fn message(&self, _: &mut Link, body: &[u8], data: Data<'_>, out: &mut SendQueue) -> Result<Served, Close> {
         let (id, rest) = body.split_first_chunk::<8>().ok_or(Close)?;
         let (wanted, rest) = rest.split_first_chunk::<8>().ok_or(Close)?;
         let wanted = u64::from_le_bytes(*wanted) as usize;

@@ -1,6 +1,6 @@
 //! Socket calls that safe Rust does not offer: many datagrams per call, and the options of RoCE.
 //!
-//! Contents: all `unsafe` of this crate. [`Inbox`] and [`Outbox`] own the memory that the kernel reads and
+//! Contents: all `unsafe` of this crate. [`ReceiveBatch`] and [`SendBatch`] own the memory that the kernel reads and
 //! writes; pointers to it exist during a call only.
 //!
 //! Invariants: the kernel never gets a pointer that outlives its call, nor a length beyond the memory behind it.
@@ -32,7 +32,7 @@ const UDP_NO_CHECK6_RX: libc::c_int = 102;
 
 /// Datagrams that arrived.
 #[derive(Debug)]
-pub(crate) struct Inbox {
+pub(crate) struct ReceiveBatch {
     buf: Vec<u8>,
     /// Of each datagram: its sender, its destination if known, its length.
     got: Vec<(SocketAddr, Option<IpAddr>, usize)>,
@@ -40,9 +40,9 @@ pub(crate) struct Inbox {
     found: usize,
 }
 
-impl Inbox {
-    pub(crate) fn new() -> Inbox {
-        Inbox {
+impl ReceiveBatch {
+    pub(crate) fn new() -> ReceiveBatch {
+        ReceiveBatch {
             buf: vec![0; BATCH * BUF_BYTES],
             got: Vec::with_capacity(BATCH),
             found: 0,
@@ -174,16 +174,16 @@ fn local_of(header: &libc::msghdr) -> Option<IpAddr> {
 
 /// Datagrams to be sent.
 #[derive(Debug)]
-pub(crate) struct Outbox {
+pub(crate) struct SendBatch {
     datagrams: Vec<Vec<u8>>,
     flows: Vec<Flow>,
     /// How many of them have left.
     sent: usize,
 }
 
-impl Outbox {
-    pub(crate) fn new() -> Outbox {
-        Outbox {
+impl SendBatch {
+    pub(crate) fn new() -> SendBatch {
+        SendBatch {
             datagrams: (0..BATCH).map(|_| Vec::with_capacity(BUF_BYTES)).collect(),
             flows: Vec::with_capacity(BATCH),
             sent: 0,

@@ -14,11 +14,11 @@
 
 mod batch;
 mod clock;
+mod command_queue;
 mod counters;
 mod error;
 mod initiator;
 mod listener;
-mod mailbox;
 pub mod path;
 mod port;
 mod qpn;

@@ -13,7 +13,7 @@ use ferrite_roce::wire::icrc::Ids;
 use ferrite_roce::wire::{Psn, Qpn, UDP_PORT, private};
 use ferrite_roce::{requester, responder};
 
-use crate::mailbox::Command;
+use crate::command_queue::Command;
 use crate::qpn::{random, random_psn};
 use crate::service::{ConnectRequest, End};
 use crate::shared::Shared;
@@ -156,8 +156,8 @@ impl Listener {
             requester,
             responder,
         };
-        let manager = shared.mailbox_of_manager();
-        shared.mailbox_of(qpn).post(Command::Open {
+        let manager = shared.command_queue_of_manager();
+        shared.command_queue_of(qpn).post(Command::Open {
             connection: Box::new(connection),
             done: Box::new(move || manager.post(Command::Accept { id })),
         });
@@ -172,7 +172,7 @@ impl Listener {
     fn drop_pair(&mut self, id: Id, end: End, shared: &Shared) {
         if let Some(pair) = self.pairs.remove(&id) {
             self.by_qpn.remove(&pair.qpn);
-            shared.mailbox_of(pair.qpn).post(Command::Close {
+            shared.command_queue_of(pair.qpn).post(Command::Close {
                 qpn: pair.qpn,
                 end: Some(end),
                 done: None,

@@ -9,7 +9,7 @@ use ferrite_roce::wire::icrc::Flow;
 use rustix::event::{PollFd, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, getsockname, ipproto, socket_with, sockopt};
 
-use crate::batch::{self, Inbox, Outbox};
+use crate::batch::{self, ReceiveBatch, SendBatch};
 
 /// Requested size of a socket's buffers; the kernel may be configured to give less.
 const SOCKET_BYTES: usize = 4 << 20;
@@ -31,10 +31,10 @@ pub(crate) struct Port {
     socket: Arc<OwnedFd>,
     local: SocketAddr,
     is_connected: bool,
-    inbox: Inbox,
-    /// Datagrams of the inbox that were not yet taken.
+    receive_batch: ReceiveBatch,
+    /// Datagrams of the receive_batch that were not yet taken.
     arrived: usize,
-    outbox: Outbox,
+    send_batch: SendBatch,
     counters: PortCounters,
     /// How often the kernel has reported since the last datagram that no process listens there.
     refusals: u32,
@@ -68,9 +68,9 @@ impl Port {
             socket: Arc::new(socket),
             local,
             is_connected,
-            inbox: Inbox::new(),
+            receive_batch: ReceiveBatch::new(),
             arrived: 0,
-            outbox: Outbox::new(),
+            send_batch: SendBatch::new(),
             counters: PortCounters::default(),
             refusals: 0,
         })
@@ -131,7 +131,7 @@ impl Port {
     /// Polls for datagrams, unless some were not taken yet. Returns whether there are any.
     pub(crate) fn look(&mut self) -> bool {
         if self.arrived == 0 {
-            match self.inbox.receive(self.socket.as_fd()) {
+            match self.receive_batch.receive(self.socket.as_fd()) {
                 Ok(count) => {
                     self.arrived = count;
                     self.counters.received += count as u64;
@@ -158,7 +158,7 @@ impl Port {
     /// Passes each received datagram to `take`.
     pub(crate) fn take(&mut self, mut take: impl FnMut(&Flow, &[u8])) {
         for index in 0..std::mem::take(&mut self.arrived) {
-            let (source, to, datagram) = self.inbox.get(index);
+            let (source, to, datagram) = self.receive_batch.get(index);
             let ip = to.unwrap_or(self.local.ip());
             let flow = Flow {
                 source,
@@ -170,24 +170,27 @@ impl Port {
 
     /// Whether there is space for another datagram.
     pub(crate) fn has_space(&self) -> bool {
-        !self.outbox.is_full()
+        !self.send_batch.is_full()
     }
 
     /// Whether datagrams are queued for the kernel.
     pub(crate) fn is_blocked(&self) -> bool {
-        !self.outbox.is_empty()
+        !self.send_batch.is_empty()
     }
 
     /// Queues a datagram, to be sent with [`Port::flush`] at the latest. There must be space.
     pub(crate) fn push(&mut self, flow: Flow, datagram: &mut Vec<u8>) {
-        self.outbox.push(flow, datagram);
+        self.send_batch.push(flow, datagram);
     }
 
     /// Sends queued datagrams, as many as the kernel takes.
     pub(crate) fn flush(&mut self) {
-        while !self.outbox.is_empty() {
+        while !self.send_batch.is_empty() {
             let names_source = self.local.ip().is_unspecified();
-            match self.outbox.send(self.socket.as_fd(), names_source, self.is_connected) {
+            match self
+                .send_batch
+                .send(self.socket.as_fd(), names_source, self.is_connected)
+            {
                 Ok(0) => return,
                 Ok(count) => self.counters.sent += count as u64,
                 // It is lost, as any datagram may be.

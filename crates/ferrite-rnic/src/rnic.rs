@@ -15,9 +15,9 @@ use ferrite_roce::requester::{Outcome, Request};
 use ferrite_roce::wire::{QPN_MANAGEMENT, Qpn, UDP_PORT};
 use ferrite_roce::{requester, responder};
 
+use crate::command_queue::{Command, CommandQueue};
 use crate::counters::Counters;
 use crate::error::{Error, StartError};
-use crate::mailbox::{Command, Mailbox};
 use crate::path;
 use crate::port::Port;
 use crate::qpn::{QpnAllocator, random_psn};
@@ -67,11 +67,11 @@ impl Rnic {
                 of_thread.push(port);
             }
         }
-        let mailboxes = (0..count).map(|_| Mailbox::new().map(Arc::new));
+        let command_queues = (0..count).map(|_| CommandQueue::new().map(Arc::new));
         let shared = Arc::new(Shared {
             qpns: QpnAllocator::new(options.queue_pairs_max),
             service,
-            mailboxes: mailboxes.collect::<Result<_, _>>().map_err(StartError::Thread)?,
+            command_queues: command_queues.collect::<Result<_, _>>().map_err(StartError::Thread)?,
         });
         let mut rnic = Rnic {
             shared: Arc::clone(&shared),
@@ -142,7 +142,7 @@ impl Rnic {
             responder: responder::Config::new(qpn, peer.qpn, mtu, peer.psn),
         };
         let (done, is_done) = mpsc::channel();
-        self.shared.mailbox_of(qpn).post(Command::Open {
+        self.shared.command_queue_of(qpn).post(Command::Open {
             connection: Box::new(connection),
             done: Box::new(move || {
                 // The caller waits for it.
@@ -160,14 +160,14 @@ impl Rnic {
     /// effect if it does not exist.
     pub fn close(&self, qpn: Qpn) {
         let (done, is_done) = mpsc::channel();
-        self.shared.mailbox_of(qpn).post(Command::Close {
+        self.shared.command_queue_of(qpn).post(Command::Close {
             qpn,
             end: None,
             done: Some(done),
         });
         // An error means that the thread has ended, and the queue pair with it.
         let _ = is_done.recv();
-        self.shared.mailbox_of_manager().post(Command::Gone { qpn });
+        self.shared.command_queue_of_manager().post(Command::Gone { qpn });
     }
 
     /// Sends a request to the peer of a queue pair, as the peer sends them here: to write or read its memory, say.
@@ -177,7 +177,7 @@ impl Rnic {
     /// Why it was not done. `Ended` also if the queue pair does not exist.
     pub fn ask(&self, qpn: Qpn, request: Request) -> Result<Outcome, Error> {
         let (done, answer) = mpsc::channel();
-        self.shared.mailbox_of(qpn).post(Command::Ask {
+        self.shared.command_queue_of(qpn).post(Command::Ask {
             qpn,
             request: Box::new(request),
             done,
@@ -188,8 +188,8 @@ impl Rnic {
     /// Its counters. Blocks until all threads have replied.
     pub fn counters(&self) -> Counters {
         let (done, counts) = mpsc::channel();
-        for mailbox in &self.shared.mailboxes {
-            mailbox.post(Command::Count { done: done.clone() });
+        for command_queue in &self.shared.command_queues {
+            command_queue.post(Command::Count { done: done.clone() });
         }
         drop(done);
         let mut sum = Counters {
@@ -218,8 +218,8 @@ impl Rnic {
 
 impl Drop for Rnic {
     fn drop(&mut self) {
-        for mailbox in &self.shared.mailboxes {
-            mailbox.post(Command::Stop);
+        for command_queue in &self.shared.command_queues {
+            command_queue.post(Command::Stop);
         }
         for thread in self.threads.drain(..) {
             // A panicked thread has reported that.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ferrite_roce::wire::{QPN_MANAGEMENT, Qpn};
 
-use crate::mailbox::Mailbox;
+use crate::command_queue::CommandQueue;
 use crate::qpn::QpnAllocator;
 use crate::service::Service;
 
@@ -12,16 +12,16 @@ use crate::service::Service;
 pub(crate) struct Shared {
     pub(crate) qpns: QpnAllocator,
     pub(crate) service: Arc<dyn Service>,
-    pub(crate) mailboxes: Vec<Arc<Mailbox>>,
+    pub(crate) command_queues: Vec<Arc<CommandQueue>>,
 }
 
 impl Shared {
-    pub(crate) fn mailbox_of(&self, qpn: Qpn) -> Arc<Mailbox> {
-        Arc::clone(&self.mailboxes[qpn as usize % self.mailboxes.len()])
+    pub(crate) fn command_queue_of(&self, qpn: Qpn) -> Arc<CommandQueue> {
+        Arc::clone(&self.command_queues[qpn as usize % self.command_queues.len()])
     }
 
-    /// The mailbox of the thread that gets management datagrams.
-    pub(crate) fn mailbox_of_manager(&self) -> Arc<Mailbox> {
-        self.mailbox_of(QPN_MANAGEMENT)
+    /// The queue of the thread that gets management datagrams.
+    pub(crate) fn command_queue_of_manager(&self) -> Arc<CommandQueue> {
+        self.command_queue_of(QPN_MANAGEMENT)
     }
 }

@@ -24,10 +24,10 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::batch::BATCH;
 use crate::clock::Clock;
+use crate::command_queue::{Command, CommandQueue};
 use crate::counters::Counters;
 use crate::error::Error;
 use crate::listener::Listener;
-use crate::mailbox::{Command, Mailbox};
 use crate::port::{self, Port};
 use crate::service::{End, Options};
 use crate::shared::Shared;
@@ -45,7 +45,7 @@ pub(crate) struct Worker<M> {
     memory: M,
     listener: Option<Listener>,
     shared: Arc<Shared>,
-    mailbox: Arc<Mailbox>,
+    command_queue: Arc<CommandQueue>,
     clock: Clock,
     spin: Spin,
     /// The service knows that they have ended.
@@ -76,7 +76,7 @@ impl<M: Memory> Worker<M> {
             endpoint: Endpoint::new(Ids::Any, 0),
             memory,
             listener: service_port.map(|port| Listener::new(port, options.queue_pairs_max)),
-            mailbox: shared.mailbox_of(index as Qpn),
+            command_queue: shared.command_queue_of(index as Qpn),
             shared,
             clock: Clock::new(),
             spin: Spin::new(options.spin),
@@ -92,7 +92,7 @@ impl<M: Memory> Worker<M> {
     /// Works until it is stopped.
     pub(crate) fn run(mut self) {
         loop {
-            for command in self.mailbox.take() {
+            for command in self.command_queue.take() {
                 if matches!(command, Command::Stop) {
                     return self.stop();
                 }
@@ -109,7 +109,7 @@ impl<M: Memory> Worker<M> {
     }
 
     fn stop(mut self) {
-        self.mailbox.close();
+        self.command_queue.close();
         let numbers: Vec<Qpn> = self.endpoint.qpns().collect();
         for qpn in numbers {
             self.remove(qpn);
@@ -275,7 +275,7 @@ impl<M: Memory> Worker<M> {
             // It may have been closed meanwhile.
             if self.ended.contains(&qpn) {
                 self.remove(qpn);
-                self.shared.mailbox_of_manager().post(Command::Gone { qpn });
+                self.shared.command_queue_of_manager().post(Command::Gone { qpn });
             }
         }
     }
@@ -327,7 +327,7 @@ impl<M: Memory> Worker<M> {
 
     fn wait(&mut self) {
         let timeout_ns = self.timeout_ns();
-        let (clock, mailbox, sockets) = (self.clock, &self.mailbox, &self.sockets);
+        let (clock, command_queue, sockets) = (self.clock, &self.command_queue, &self.sockets);
         let is_blocked = self.ports.iter().any(Port::is_blocked);
         let is_due = || timeout_ns.is_some_and(|at_ns| clock.now_ns() >= at_ns);
         let ports = &mut self.ports;
@@ -335,7 +335,7 @@ impl<M: Memory> Worker<M> {
             || {
                 let seen = ports.iter_mut().filter_map(|port| port.look_a_while().then_some(()));
                 let has_come = seen.count() > 0;
-                (has_come || mailbox.has_some() || is_due()).then_some(())
+                (has_come || command_queue.has_some() || is_due()).then_some(())
             },
             || {
                 let wanted = match is_blocked {
@@ -346,7 +346,7 @@ impl<M: Memory> Worker<M> {
                     .iter()
                     .map(|socket| PollFd::from_borrowed_fd(socket.as_fd(), wanted));
                 let mut fds: Vec<PollFd<'_>> = of_sockets.collect();
-                fds.push(PollFd::from_borrowed_fd(mailbox.bell(), PollFlags::IN));
+                fds.push(PollFd::from_borrowed_fd(command_queue.doorbell(), PollFlags::IN));
                 (
                     (),
                     port::sleep(&mut fds, timeout_ns.map(|at_ns| at_ns.saturating_sub(clock.now_ns()))),

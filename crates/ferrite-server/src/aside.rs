@@ -13,8 +13,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::Served;
+use ferrite_fabric::send_queue::SendQueue;
 use ferrite_vfs::workers::{Work, Workers};
 use ferrite_vfs::{Attr, Ino, SYSTEM, Start};
 
@@ -117,7 +117,7 @@ impl Inner {
         head: Head,
         request: Call<'_>,
         received: Received<'_>,
-        out: &mut Outbox,
+        out: &mut SendQueue,
     ) -> Served {
         let (id, store) = (head.id, &session.export.store);
         if session.is_given(id) {

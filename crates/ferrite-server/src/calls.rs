@@ -12,7 +12,7 @@ mod listing;
 use std::sync::Arc;
 
 use ferrite_buffers::Pool;
-use ferrite_fabric::outbox::Outbox;
+use ferrite_fabric::send_queue::SendQueue;
 use ferrite_vfs::{
     Attr, Ctx, FileSystem, FsError, Ino, NewFile, NewNode, OpenFlags, OpenMode, Opened, ROOT_INO, RenameMode, Result,
     SYSTEM, SetAttr, Start, XattrMode, posix,
@@ -51,7 +51,7 @@ impl<'s> RequestHandler<'s> {
     }
 
     /// Answers a call of the file system.
-    pub(super) fn reply(&self, request: FsRequest<'_>, out: &mut Outbox) {
+    pub(super) fn reply(&self, request: FsRequest<'_>, out: &mut SendQueue) {
         let id = self.id;
         if let Err(error) = self.permit(request.is_change() || request.opens_for_writing()) {
             return put::<()>(out, id, Err(error));

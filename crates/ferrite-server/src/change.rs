@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use ferrite_fabric::outbox::Outbox;
+use ferrite_fabric::send_queue::SendQueue;
 use ferrite_vfs::{Ino, SYSTEM};
 
 use super::Inner;
@@ -207,7 +207,7 @@ impl Change {
         }
         let has_names = changes_names(&request);
         let data = self.data.bytes();
-        let (mut out, measured) = (Outbox::default(), self.measured.on_this_thread());
+        let (mut out, measured) = (SendQueue::default(), self.measured.on_this_thread());
         // Changes have their data here; none starves.
         inner.reply(session, head, request, data, &mut out);
         drop(number);

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ferrite_fabric::frame::{DATA_BYTES_MAX, INLINE_BYTES_MAX};
-use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::{Data, Served};
+use ferrite_fabric::send_queue::SendQueue;
 
 use super::Inner;
 use super::close_barrier::PendingClose;
@@ -54,7 +54,7 @@ impl Inner {
         let ctx = session.export.ctx(head.caller.clone(), head.check, head.pins);
         let (inner, session, measured) = (Arc::downgrade(self), Arc::clone(session), received.measured);
         let done = move |mut buffer: ferrite_buffers::Buffer, read: ferrite_vfs::Result<usize>| {
-            let (mut out, measured) = (Outbox::default(), measured.on_this_thread());
+            let (mut out, measured) = (SendQueue::default(), measured.on_this_thread());
             match read {
                 Ok(count) => {
                     buffer.set_len(count);
@@ -160,7 +160,7 @@ impl Given {
             std::thread::sleep(BUFFER_WAIT.saturating_sub(starved.elapsed()));
         }
         let (inner, session) = (Arc::clone(&self.inner), Arc::clone(&self.session));
-        let (mut out, measured) = (Outbox::default(), self.measured.on_this_thread());
+        let (mut out, measured) = (SendQueue::default(), self.measured.on_this_thread());
         let data = self.data.bytes();
         let served = match Reader::new(&self.body).last::<(Head, Call<'_>)>() {
             Ok((head, request)) => inner.reply(&session, head, request, data, &mut out),

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::Close;
+use ferrite_fabric::send_queue::SendQueue;
 use ferrite_vfs::{FsError, Result};
 
 use super::Inner;
@@ -23,7 +23,7 @@ impl Inner {
         session: &Arc<Session>,
         head: Head,
         request: ImmediateRequest<'_>,
-        out: &mut Outbox,
+        out: &mut SendQueue,
     ) -> std::result::Result<(), Close> {
         let id = head.id;
         match request {

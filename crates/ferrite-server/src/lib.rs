@@ -51,9 +51,9 @@ use std::time::{Duration, Instant};
 
 use ferrite_buffers::Pool;
 use ferrite_checks::ranked::Mutex;
-use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::{self, Close, Data, Link, Origin, Reactors, Served, Service, Turns};
 use ferrite_fabric::secure::AdmissionPolicy;
+use ferrite_fabric::send_queue::SendQueue;
 use ferrite_fabric::source::{Source, Throttle};
 use ferrite_vfs::workers::{Work, Workers};
 use ferrite_vfs::{FileSystem, FsError, Result};
@@ -300,7 +300,7 @@ impl Service for Front {
         peer: &mut Peer,
         body: &[u8],
         data: Data<'_>,
-        out: &mut Outbox,
+        out: &mut SendQueue,
     ) -> std::result::Result<Served, Close> {
         let (head, request) = Reader::new(body).last::<(Head, Request<'_>)>().map_err(|_| Close)?;
         let inner = &self.0;
@@ -497,7 +497,7 @@ impl Inner {
         head: Head,
         request: Request<'_>,
         received: Received<'_>,
-        out: &mut Outbox,
+        out: &mut SendQueue,
     ) -> std::result::Result<Served, Close> {
         match request {
             Request::Immediate(request) => self.handle(session, head, request, out)?,
@@ -510,7 +510,7 @@ impl Inner {
     }
 
     /// Answers a request that may wait for the engine, on a thread that may.
-    fn reply(&self, session: &Arc<Session>, head: Head, request: Call<'_>, data: &[u8], out: &mut Outbox) -> Served {
+    fn reply(&self, session: &Arc<Session>, head: Head, request: Call<'_>, data: &[u8], out: &mut SendQueue) -> Served {
         let id = head.id;
         match request {
             Call::Session(request) => self.answer_session(session, id, request, out),
@@ -529,7 +529,7 @@ impl Inner {
     }
 
     /// Answers a request about the session.
-    fn answer_session(&self, session: &Arc<Session>, id: u64, request: SessionRequest, out: &mut Outbox) {
+    fn answer_session(&self, session: &Arc<Session>, id: u64, request: SessionRequest, out: &mut SendQueue) {
         match request {
             SessionRequest::Slots { count } => put(out, id, Ok(self.slots(session, count as usize))),
             SessionRequest::ReclaimSlots {} => put(out, id, Ok(session.reclaim_slots(id))),

@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use ferrite_fabric::outbox::Outbox;
+use ferrite_fabric::send_queue::SendQueue;
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest, RecordLock, Unlock};
 use ferrite_vfs::{ClientId, Ctx, FsError, Ino, Result, SYSTEM, posix};
 
@@ -43,7 +43,7 @@ fn permit(session: &Session, caller: &Ctx, ino: Ino, kind: LockKind) -> Result<(
 }
 
 /// Answers a request that does not wait.
-pub(super) fn reply(session: &Session, head: Head, request: LockingRequest, out: &mut Outbox) {
+pub(super) fn reply(session: &Session, head: Head, request: LockingRequest, out: &mut SendQueue) {
     let id = head.id;
     match request {
         LockingRequest::Unlock {

@@ -15,8 +15,8 @@ use std::sync::{OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use ferrite_checks::ranked::Mutex;
-use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::{Data, TurnCounts};
+use ferrite_fabric::send_queue::SendQueue;
 
 use super::Inner;
 use crate::lock_order;
@@ -92,7 +92,7 @@ pub(super) struct Received<'m> {
 
 impl<'m> Received<'m> {
     /// A request received now, on the thread that answers it, unless a worker does.
-    pub(super) fn new(number: u16, body: &'m [u8], data: Data<'m>, out: &Outbox) -> Received<'m> {
+    pub(super) fn new(number: u16, body: &'m [u8], data: Data<'m>, out: &SendQueue) -> Received<'m> {
         let measured = Measured {
             number,
             received_bytes: body.len() + data.bytes().len(),
@@ -109,7 +109,7 @@ const LOCK: u16 = 35;
 
 impl Measured {
     /// Counts the request, if it was answered: otherwise it will come again, or a worker has it.
-    pub(super) fn count_if_replied(&self, meter: &Meter, out: &Outbox) {
+    pub(super) fn count_if_replied(&self, meter: &Meter, out: &SendQueue) {
         let sent_bytes = (out.put_bytes() - self.put_bytes) as usize;
         if sent_bytes > 0 || self.number == LOCK {
             meter.count(self, sent_bytes, FAILURES.get() != self.failures);

@@ -3,7 +3,7 @@
 //! Contents: [`put`] and [`put_reply`], for a result that is complete when it is encoded; [`begin_reply`], for a reply whose
 //! content goes into its frame piece by piece; results that only a server encodes ([`Bytes`], [`Names`]).
 
-use ferrite_fabric::outbox::{Frame, Outbox};
+use ferrite_fabric::send_queue::{Frame, SendQueue};
 use ferrite_vfs::Result;
 
 use super::meter;
@@ -16,7 +16,7 @@ pub(super) struct Reply<T> {
 }
 
 /// Appends the reply to the request `id`, whose result the session must not cache.
-pub(super) fn put<T: Encode>(out: &mut Outbox, id: u64, result: Result<T>) {
+pub(super) fn put<T: Encode>(out: &mut SendQueue, id: u64, result: Result<T>) {
     let reply = Reply {
         result,
         is_leased: false,
@@ -25,7 +25,7 @@ pub(super) fn put<T: Encode>(out: &mut Outbox, id: u64, result: Result<T>) {
 }
 
 /// Appends the reply to the request `id`.
-pub(super) fn put_reply<T: Encode>(out: &mut Outbox, id: u64, reply: Reply<T>) {
+pub(super) fn put_reply<T: Encode>(out: &mut SendQueue, id: u64, reply: Reply<T>) {
     let Reply { result, is_leased } = reply;
     let mut frame = out.frame();
     let head = ReplyHead {
@@ -46,7 +46,7 @@ pub(super) fn put_reply<T: Encode>(out: &mut Outbox, id: u64, reply: Reply<T>) {
 
 /// Begins the reply to the request `id`, which has succeeded. The caller appends the result, and finishes the frame;
 /// if it drops the frame instead, nothing is sent.
-pub(super) fn begin_reply(out: &mut Outbox, id: u64, is_leased: bool) -> Frame<'_> {
+pub(super) fn begin_reply(out: &mut SendQueue, id: u64, is_leased: bool) -> Frame<'_> {
     let mut frame = out.frame();
     let head = ReplyHead {
         is_leased,

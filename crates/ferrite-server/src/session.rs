@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use ferrite_checks::ranked::{Condvar, Mutex, MutexGuard};
-use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::Link;
+use ferrite_fabric::send_queue::SendQueue;
 use ferrite_vfs::{ClientId, FsError, Ino, OpenFile, OpenMode, Result, SYSTEM};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -127,7 +127,7 @@ pub(super) struct Recipient {
 
 impl Recipient {
     /// Sends a message.
-    pub(super) fn send(&self, write: impl FnOnce(&mut Outbox)) {
+    pub(super) fn send(&self, write: impl FnOnce(&mut SendQueue)) {
         // Outside of the lock: the reactor takes it too.
         let link = self.link.lock().clone();
         if let Some(link) = link {
@@ -239,7 +239,7 @@ impl Session {
     }
 
     /// Sends a message over the client's current connection, if any.
-    pub(super) fn send(&self, write: impl FnOnce(&mut Outbox)) {
+    pub(super) fn send(&self, write: impl FnOnce(&mut SendQueue)) {
         self.recipient.send(write);
     }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_checks::ranked::Mutex;
-use ferrite_fabric::outbox::Outbox;
+use ferrite_fabric::send_queue::SendQueue;
 use ferrite_vfs::regions::Binding;
 use ferrite_vfs::{FsError, Ino, ROOT_INO, Result, SpaceOf, Unsupported, posix};
 use rustc_hash::FxHashMap;
@@ -68,7 +68,7 @@ fn owner(session: &Session) -> Owner {
 }
 
 /// Answers a request about RDMA.
-pub(super) fn reply(verbs: Option<&Verbs>, session: &Session, head: Head, request: RdmaRequest, out: &mut Outbox) {
+pub(super) fn reply(verbs: Option<&Verbs>, session: &Session, head: Head, request: RdmaRequest, out: &mut SendQueue) {
     let id = head.id;
     let Some(verbs) = verbs else {
         return answer_without(id, &request, out);
@@ -109,7 +109,7 @@ pub(super) fn reply(verbs: Option<&Verbs>, session: &Session, head: Head, reques
 }
 
 /// Answers for a server without an adapter.
-fn answer_without(id: u64, request: &RdmaRequest, out: &mut Outbox) {
+fn answer_without(id: u64, request: &RdmaRequest, out: &mut SendQueue) {
     match request {
         RdmaRequest::Rdma {} => put(out, id, Ok(Vec::<UdpPlace>::new())),
         RdmaRequest::RdmaActivity {} => put(out, id, Ok(RdmaActivity::default())),

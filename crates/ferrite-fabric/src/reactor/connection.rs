@@ -17,8 +17,8 @@ use super::turns::TurnEnd;
 use super::wired::Wired;
 use super::{Close, Data, Link, QUEUED_BYTES_MAX, STALLED, Served, Service};
 use crate::frame::{INLINE_BYTES_MAX, Lengths, OWN_ID, PREFIX_BYTES};
-use crate::outbox::{Outbox, Sink};
 use crate::secure::record::{CONTENT_BYTES_MAX, Opener, Sealer};
+use crate::send_queue::{SendQueue, Sink};
 
 /// Encrypted bytes that are made at once.
 const SEALED_BYTES: usize = 128 << 10;
@@ -53,7 +53,7 @@ pub(super) struct Connection<P> {
     /// Received and not yet served.
     pub(super) received: Vec<u8>,
     arriving: Option<Arriving>,
-    pub(super) out: Outbox,
+    pub(super) out: SendQueue,
     /// The events that the system watches for.
     pub(super) interest: EventFlags,
     /// It found no buffer.
@@ -113,8 +113,8 @@ impl<P> Connection<P> {
             arriving: None,
             // Encrypted data is copied anyway.
             out: match &records {
-                None => Outbox::zero_copy(&stream),
-                Some(_) => Outbox::default(),
+                None => SendQueue::zero_copy(&stream),
+                Some(_) => SendQueue::default(),
             },
             stream,
             interest: EventFlags::IN,

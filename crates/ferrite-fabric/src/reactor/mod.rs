@@ -5,7 +5,7 @@
 //! passes the handshake, and then a served one (`connection`).
 //!
 //! The thread that received a message serves it: handing it to another costs more than most operations. Deferred
-//! replies go through the connection's mailbox.
+//! replies go through the connection's link.
 //!
 //! Invariants: a connection belongs to one thread. The server does not read from a connection whose client takes no
 //! replies, so a client cannot make the server keep more than [`QUEUED_BYTES_MAX`] and one reply for it. A connection
@@ -38,9 +38,9 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use crate::FabricError;
 use crate::frame::DATA_BYTES_MAX;
 use crate::link::{Inbox, Waker};
-use crate::outbox::Outbox;
 use crate::secure::handshake::Admitted;
 use crate::secure::{AdmissionPolicy, KeyId};
+use crate::send_queue::SendQueue;
 use crate::socket;
 use crate::source::{Crowd, Source, Throttle};
 use crate::spin::{SPIN, Spin};
@@ -158,7 +158,8 @@ pub trait Service: Send + Sync + 'static {
 
     /// Handles a message. Replies go to `out`, now, or to the link, later. Must not block for long: the other
     /// connections of this thread wait.
-    fn message(&self, peer: &mut Self::Peer, body: &[u8], data: Data<'_>, out: &mut Outbox) -> Result<Served, Close>;
+    fn message(&self, peer: &mut Self::Peer, body: &[u8], data: Data<'_>, out: &mut SendQueue)
+    -> Result<Served, Close>;
 
     /// The connection is gone.
     fn disconnected(&self, peer: Self::Peer);
@@ -570,11 +571,11 @@ impl<S: Service> Reactor<S> {
     }
 
     fn read_inbox(&mut self, clock: &mut Clock) {
-        let Inbox { accepted, mail } = self.waker.take();
+        let Inbox { accepted, pending } = self.waker.take();
         accepted
             .into_iter()
             .for_each(|(stream, address)| self.adopt(stream, address));
-        for number in mail {
+        for number in pending {
             self.serve(number, EventFlags::empty());
             self.drain(number);
             clock.turn(Some(number));
@@ -606,7 +607,7 @@ impl<S: Service> Reactor<S> {
         }
     }
 
-    /// A turn of a connection: takes its mail, receives if there is data, serves, sends.
+    /// A turn of a connection: takes what other threads send, receives if there is data, serves, sends.
     fn serve(&mut self, number: u64, flags: EventFlags) {
         let Some(connection) = self.connections.get_mut(&number) else {
             return self.meet(number);
@@ -617,7 +618,7 @@ impl<S: Service> Reactor<S> {
         let mut served = if connection.link.is_closed() {
             Err(Close)
         } else {
-            connection.link.take_mail(&mut connection.out);
+            connection.link.take_pending(&mut connection.out);
             let pool = &self.shared.pool;
             if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
                 connection.turn(&*self.service, pool, &mut self.buf, &mut self.sealed_buf)

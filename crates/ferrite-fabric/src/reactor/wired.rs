@@ -26,7 +26,7 @@ use crate::fabric::{
 };
 use crate::frame::PREFIX_BYTES;
 use crate::ofi::{Completion, Endpoint, Guard, Kind, Provider, Reach, Remote};
-use crate::outbox::{Next, Outbox};
+use crate::send_queue::{Next, SendQueue};
 
 /// Clients of one endpoint.
 const CLIENTS_MAX: usize = 256;
@@ -531,7 +531,7 @@ impl Fabrics {
         wired: &mut Wired,
         (service, peer): (&S, &mut S::Peer),
         bytes: &[u8],
-        out: &mut Outbox,
+        out: &mut SendQueue,
     ) -> Result<(usize, Held), Close> {
         let (mut at, end) = (0, TurnEnd::new());
         let held = loop {
@@ -600,7 +600,7 @@ impl Fabrics {
         connection: u64,
         wired: &mut Wired,
         stream: &TcpStream,
-        out: &mut Outbox,
+        out: &mut SendQueue,
     ) -> Result<bool, Close> {
         let mut has_sent = false;
         let is_empty = loop {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use ferrite_buffers::Buffer;
 use ferrite_buffers::borrowed::Borrowed;
 use ferrite_fabric::frame::{DATA_BYTES_MAX, INLINE_BYTES_MAX};
-use ferrite_fabric::outbox::{Frame, Outbox};
 use ferrite_fabric::reactor::Served;
+use ferrite_fabric::send_queue::{Frame, SendQueue};
 use ferrite_vfs::{Attr, BadArgument, FallocateMode, FsError, OpenFile, Result, SetAttr, WriteMode};
 
 use super::RequestHandler;
@@ -18,7 +18,7 @@ use ferrite_proto::{Encode, FileRequest, Piece};
 
 impl RequestHandler<'_> {
     /// Answers a call of an open file; `data` came with the request.
-    pub(crate) fn answer_file(&self, request: FileRequest, data: &[u8], out: &mut Outbox) -> Served {
+    pub(crate) fn answer_file(&self, request: FileRequest, data: &[u8], out: &mut SendQueue) -> Served {
         let id = self.id;
         if let Err(error) = self.permit(request.is_change()) {
             put::<()>(out, id, Err(error));
@@ -53,7 +53,7 @@ impl RequestHandler<'_> {
     }
 
     /// Runs `reply`, which appends the reply unless it fails or finds no buffer.
-    fn served(&self, reply: impl FnOnce(&mut Outbox) -> Result<Served>, out: &mut Outbox) -> Served {
+    fn served(&self, reply: impl FnOnce(&mut SendQueue) -> Result<Served>, out: &mut SendQueue) -> Served {
         reply(out).unwrap_or_else(|error| {
             put::<()>(out, self.id, Err(error));
             Served::Yes
@@ -111,7 +111,7 @@ impl RequestHandler<'_> {
     }
 
     /// Has no effect without a buffer.
-    fn read(&self, number: u64, offset: u64, len: usize, out: &mut Outbox) -> Result<Served> {
+    fn read(&self, number: u64, offset: u64, len: usize, out: &mut SendQueue) -> Result<Served> {
         let file = self.readable(number, len)?;
         if len <= INLINE_BYTES_MAX {
             let frame = begin_reply(out, self.id, self.session.lease(file.ino()));
@@ -129,7 +129,7 @@ impl RequestHandler<'_> {
     }
 
     /// Reads a part of a longer read that the client splits. Parts of one version are of one state.
-    fn read_piece(&self, number: u64, offset: u64, len: usize, out: &mut Outbox) -> Result<Served> {
+    fn read_piece(&self, number: u64, offset: u64, len: usize, out: &mut SendQueue) -> Result<Served> {
         let file = self.readable(number, len)?;
         let Some(mut buffer) = self.pool.take(len) else {
             return Ok(Served::Starved);
@@ -148,7 +148,7 @@ impl RequestHandler<'_> {
 
     /// Sends as much as `buffer` holds from the pages of the engine. Returns the buffer if that did not begin; else it
     /// keeps the data if the pages have to be given back before it is sent.
-    fn lend_piece(&self, file: &dyn OpenFile, offset: u64, buffer: Buffer, out: &mut Outbox) -> Option<Buffer> {
+    fn lend_piece(&self, file: &dyn OpenFile, offset: u64, buffer: Buffer, out: &mut SendQueue) -> Option<Buffer> {
         let len = buffer.len();
         let mut rest = Some(buffer);
         let mut take = |borrowed: &Borrowed, version| {
@@ -169,7 +169,7 @@ impl RequestHandler<'_> {
 }
 
 /// Begins the reply with a piece of this version; its data follows.
-fn begin_piece(out: &mut Outbox, id: u64, version: Option<u64>) -> Frame<'_> {
+fn begin_piece(out: &mut SendQueue, id: u64, version: Option<u64>) -> Frame<'_> {
     let mut frame = begin_reply(out, id, false);
     Piece { version }.put(frame.body());
     frame

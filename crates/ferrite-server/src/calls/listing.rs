@@ -1,7 +1,7 @@
 //! Replies to listings: entries go into the reply while the engine finds them.
 
 use ferrite_fabric::frame::BODY_BYTES_MAX;
-use ferrite_fabric::outbox::Outbox;
+use ferrite_fabric::send_queue::SendQueue;
 use ferrite_vfs::{Attr, DirEntry, FsError, Ino, Result, SYSTEM, posix};
 
 use super::RequestHandler;
@@ -14,7 +14,7 @@ const _: () = assert!(LISTING_BYTES_MAX + ENTRY_BYTES_MAX < BODY_BYTES_MAX);
 
 impl RequestHandler<'_> {
     /// Answers with a part of a directory, from `cookie` on, of about `reply_bytes`.
-    pub(super) fn readdir(&self, at: (Node, u64), with_attributes: bool, reply_bytes: usize, out: &mut Outbox) {
+    pub(super) fn readdir(&self, at: (Node, u64), with_attributes: bool, reply_bytes: usize, out: &mut SendQueue) {
         if let Err(error) = self.list(at, with_attributes, reply_bytes, out) {
             put::<()>(out, self.id, Err(error));
         }
@@ -26,7 +26,7 @@ impl RequestHandler<'_> {
         (dir, cookie): (Node, u64),
         with_attributes: bool,
         reply_bytes: usize,
-        out: &mut Outbox,
+        out: &mut SendQueue,
     ) -> Result<()> {
         let export = &self.session.export;
         let dir = self.session.hold(dir)?;

@@ -121,7 +121,7 @@ impl<S: Service> Reactor<S> {
             false if flags.is_empty() => Ok(()),
             false => self.fabrics.hear_bell(&connection.stream),
         };
-        connection.link.take_mail(&mut connection.out);
+        connection.link.take_pending(&mut connection.out);
         while served.is_ok() {
             served = serve_stream(&*self.service, number, connection, &mut self.fabrics);
             let Some(wired) = &mut connection.wired else {

@@ -64,39 +64,39 @@ impl fmt::Debug for Command {
 }
 
 #[derive(Debug, Default)]
-struct Letters {
+struct Queued {
     commands: Vec<Command>,
     is_closed: bool,
 }
 
 /// Commands queued for a thread.
 #[derive(Debug)]
-pub(crate) struct Mailbox {
-    letters: Mutex<Letters>,
+pub(crate) struct CommandQueue {
+    queued: Mutex<Queued>,
     has_some: AtomicBool,
-    bell: OwnedFd,
+    doorbell: OwnedFd,
 }
 
-impl Mailbox {
-    pub(crate) fn new() -> io::Result<Mailbox> {
-        Ok(Mailbox {
-            letters: Mutex::default(),
+impl CommandQueue {
+    pub(crate) fn new() -> io::Result<CommandQueue> {
+        Ok(CommandQueue {
+            queued: Mutex::default(),
             has_some: AtomicBool::new(false),
-            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            doorbell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })
     }
 
     /// Hands over a command. If the thread has ended it is dropped.
     pub(crate) fn post(&self, command: Command) {
-        let mut letters = self.letters.lock();
-        if letters.is_closed {
+        let mut queued = self.queued.lock();
+        if queued.is_closed {
             return;
         }
-        letters.commands.push(command);
-        drop(letters);
-        // A bell that cannot be rung has rung already.
+        queued.commands.push(command);
+        drop(queued);
+        // A doorbell that cannot be rung has been rung already.
         if !self.has_some.swap(true, Ordering::AcqRel) {
-            let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+            let _ = rustix::io::write(&self.doorbell, &1_u64.to_ne_bytes());
         }
     }
 
@@ -109,21 +109,21 @@ impl Mailbox {
         if !self.has_some() || !self.has_some.swap(false, Ordering::AcqRel) {
             return Vec::new();
         }
-        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
-        std::mem::take(&mut self.letters.lock().commands)
+        let _ = rustix::io::read(&self.doorbell, &mut [0; 8]);
+        std::mem::take(&mut self.queued.lock().commands)
     }
 
     /// Drops queued commands, and later ones.
     pub(crate) fn close(&self) {
-        let mut letters = self.letters.lock();
-        letters.is_closed = true;
-        let dropped = std::mem::take(&mut letters.commands);
-        drop(letters);
+        let mut queued = self.queued.lock();
+        queued.is_closed = true;
+        let dropped = std::mem::take(&mut queued.commands);
+        drop(queued);
         drop(dropped);
     }
 
     /// Readable when a command is queued.
-    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+    pub(crate) fn doorbell(&self) -> BorrowedFd<'_> {
+        self.doorbell.as_fd()
     }
 }

@@ -1,6 +1,6 @@
 //! Frames queued to leave a server.
 //!
-//! Contents: [`Outbox`], a queue of frames, which keeps small ones together so that one system call sends many, and
+//! Contents: [`SendQueue`], a queue of frames, which keeps small ones together so that one system call sends many, and
 //! sends large data from the buffer that holds it. Data borrowed from an engine's memory is sent at once, in
 //! place; the rest that the socket does not take is copied into a buffer, and waits there.
 
@@ -72,7 +72,7 @@ impl Part {
 
 /// A queue of frames.
 #[derive(Default)]
-pub struct Outbox {
+pub struct SendQueue {
     parts: VecDeque<Part>,
     /// How much of the first part was sent.
     sent: usize,
@@ -83,12 +83,12 @@ pub struct Outbox {
     stream: Option<Arc<TcpStream>>,
 }
 
-impl Outbox {
+impl SendQueue {
     /// The queue of a stream that receives borrowed data at once.
-    pub(crate) fn zero_copy(stream: &Arc<TcpStream>) -> Outbox {
-        Outbox {
+    pub(crate) fn zero_copy(stream: &Arc<TcpStream>) -> SendQueue {
+        SendQueue {
             stream: Some(Arc::clone(stream)),
-            ..Outbox::default()
+            ..SendQueue::default()
         }
     }
 
@@ -137,11 +137,14 @@ impl Outbox {
         }
         let start = bytes.len();
         bytes.resize(start + PREFIX_BYTES, 0);
-        Frame { outbox: self, start }
+        Frame {
+            send_queue: self,
+            start,
+        }
     }
 
     /// Appends the frames of another queue.
-    pub fn append(&mut self, other: &mut Outbox) {
+    pub fn append(&mut self, other: &mut SendQueue) {
         debug_assert_eq!(other.sent, 0, "only a connection's own queue is sent from");
         self.queued_bytes += std::mem::take(&mut other.queued_bytes);
         self.parts.append(&mut other.parts);
@@ -303,13 +306,13 @@ impl Outbox {
 /// A frame that is being written. It ends with [`Self::finish`] or a variant of it; if dropped before, it leaves
 /// nothing.
 pub struct Frame<'o> {
-    outbox: &'o mut Outbox,
+    send_queue: &'o mut SendQueue,
     start: usize,
 }
 
 impl Frame<'_> {
     fn bytes(&mut self) -> &mut Vec<u8> {
-        match self.outbox.parts.back_mut() {
+        match self.send_queue.parts.back_mut() {
             Some(Part::Bytes(bytes)) => bytes,
             _ => unreachable!("a frame is made in bytes"),
         }
@@ -358,7 +361,7 @@ impl Frame<'_> {
         let lengths = Lengths { body_bytes, data_bytes };
         bytes[start..start + PREFIX_BYTES].copy_from_slice(&lengths.encode());
         self.start = bytes.len();
-        self.outbox.queued_bytes += PREFIX_BYTES + body_bytes + data_bytes;
+        self.send_queue.queued_bytes += PREFIX_BYTES + body_bytes + data_bytes;
         Ok(())
     }
 
@@ -368,26 +371,26 @@ impl Frame<'_> {
     }
 
     /// Sends all frames and this one with data borrowed from an engine, as much as the stream takes now. The rest of
-    /// the data goes into `rest`, which has space for all of it. Only if [`Outbox::is_zero_copy`].
+    /// the data goes into `rest`, which has space for all of it. Only if [`SendQueue::is_zero_copy`].
     pub fn finish_borrowed(mut self, data: &Borrowed, mut rest: Buffer) {
         let start = self.start;
         let body_bytes = self.body_bytes();
         let data_bytes = data.len();
         let lengths = Lengths { body_bytes, data_bytes };
         self.bytes()[start..start + PREFIX_BYTES].copy_from_slice(&lengths.encode());
-        self.outbox.queued_bytes += PREFIX_BYTES + body_bytes;
+        self.send_queue.queued_bytes += PREFIX_BYTES + body_bytes;
         // Dropping the frame looks for unfinished bytes.
         self.start = self.bytes().len();
-        let sent = self.outbox.send_with(data);
+        let sent = self.send_queue.send_with(data);
         if sent < data_bytes {
             rest.set_len(data_bytes - sent);
             data.copy(sent, &mut rest);
-            self.outbox.queued_bytes += rest.len();
-            self.outbox.parts.push_back(Part::Buffer(rest, 0));
-            self.outbox.parts.push_back(Part::Bytes(Vec::new()));
+            self.send_queue.queued_bytes += rest.len();
+            self.send_queue.parts.push_back(Part::Buffer(rest, 0));
+            self.send_queue.parts.push_back(Part::Bytes(Vec::new()));
             self.start = 0;
-        } else if self.outbox.parts.is_empty() {
-            self.outbox.parts.push_back(Part::Bytes(Vec::new()));
+        } else if self.send_queue.parts.is_empty() {
+            self.send_queue.parts.push_back(Part::Bytes(Vec::new()));
             self.start = 0;
         }
     }
@@ -400,10 +403,10 @@ impl Frame<'_> {
         let bytes = self.bytes();
         bytes[start..start + PREFIX_BYTES].copy_from_slice(&lengths.encode());
         self.start = bytes.len();
-        self.outbox.queued_bytes += PREFIX_BYTES + body_bytes + data_bytes;
+        self.send_queue.queued_bytes += PREFIX_BYTES + body_bytes + data_bytes;
         // Dropping the frame looks for bytes at the back.
-        self.outbox.parts.push_back(part(PREFIX_BYTES + body_bytes));
-        self.outbox.parts.push_back(Part::Bytes(Vec::new()));
+        self.send_queue.parts.push_back(part(PREFIX_BYTES + body_bytes));
+        self.send_queue.parts.push_back(Part::Bytes(Vec::new()));
         self.start = 0;
     }
 }
@@ -438,14 +441,14 @@ mod tests {
     fn frames_leave_in_order_whatever_the_stream_takes() {
         let pool = Pool::new(1 << 20).unwrap();
         for step in [1, 3, 7, 64, 1 << 20] {
-            let mut outbox = Outbox::default();
-            let mut frame = outbox.frame();
+            let mut send_queue = SendQueue::default();
+            let mut frame = send_queue.frame();
             frame.body().extend(b"one");
             frame.finish();
-            let mut frame = outbox.frame();
+            let mut frame = send_queue.frame();
             frame.body().extend(b"dropped");
             drop(frame);
-            let mut frame = outbox.frame();
+            let mut frame = send_queue.frame();
             frame.body().extend(b"two, cut");
             frame.truncate_body(3);
             frame.finish_with(10, |buf| {
@@ -454,15 +457,15 @@ mod tests {
             });
             let mut buffer = pool.take(5).unwrap();
             buffer.copy_from_slice(b"bulky");
-            let mut frame = outbox.frame();
+            let mut frame = send_queue.frame();
             frame.body().extend(b"3");
             frame.finish_from(buffer);
-            let mut frame = outbox.frame();
+            let mut frame = send_queue.frame();
             frame.body().extend(b"four");
             frame.finish();
             let mut slow = Slow(Vec::new(), step);
-            assert!(outbox.send(&mut slow).unwrap());
-            assert_eq!(outbox.queued_bytes(), 0);
+            assert!(send_queue.send(&mut slow).unwrap());
+            assert_eq!(send_queue.queued_bytes(), 0);
             let expected = [
                 &[3, 0, 0, 0, 0, 0, 0, 0][..],
                 b"one",
