@@ -12,16 +12,16 @@ use super::{FAILED, Failure};
 
 /// Dropped inodes that justify a trim, a few MiB.
 const DROPPED_MIN: u64 = 16_384;
-/// The same once the kernel forgets no more: otherwise the rest since the last look would stay for good.
+/// The same once the kernel forgets no more: otherwise the rest since the last check would stay for good.
 const DROPPED_REST_MIN: u64 = 1024;
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+const POLL_EVERY: Duration = Duration::from_secs(5);
 
 /// Returns memory from time to time, until the process ends.
 pub(crate) fn give_back(volume: Arc<dyn Volume>) -> Result<(), Failure> {
     let work = move || {
         let (mut returned, mut last) = (0, 0);
         loop {
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_EVERY);
             let dropped = volume.inodes_dropped();
             let least = match dropped == last {
                 true => DROPPED_REST_MIN,

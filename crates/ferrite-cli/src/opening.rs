@@ -15,10 +15,10 @@ use super::{FAILED, Failure, about, control, mounts};
 
 /// How long to wait for a daemon without a mount.
 pub(crate) const DAEMON_ENDS_WITHIN: Duration = Duration::from_secs(30);
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+const POLL_EVERY: Duration = Duration::from_millis(5);
 /// How many times in a row an owner must look permanent: a process during its teardown may look like anything for a
 /// moment.
-const LOOKS: usize = 3;
+const POLLS: usize = 3;
 
 /// Why something cannot be opened.
 struct Refusal {
@@ -79,15 +79,15 @@ fn retry_while_in_use<T>(pool: &Path, mut open: impl FnMut() -> Result<T, Refusa
             true => 0,
             false => times_owned + 1,
         };
-        if times_owned == LOOKS || start.elapsed() > DAEMON_ENDS_WITHIN {
+        if times_owned == POLLS || start.elapsed() > DAEMON_ENDS_WITHIN {
             return Err(failure);
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_EVERY);
     }
 }
 
 /// Whether a process will release its pool soon: a mount's daemon without a mount. Either its mount is gone, or it is
-/// not mounted yet, which the next look shows.
+/// not mounted yet, which the next poll shows.
 fn is_ending_daemon(process: u32) -> bool {
     let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
     if words.is_empty() {

@@ -22,8 +22,8 @@ use super::{FAILED, Failure, Outcome, complain, control, mounts};
 
 /// Time after which the command tells the user the reason of the wait.
 const TELL_AFTER: Duration = Duration::from_secs(2);
-/// Time between two looks during a wait.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Time between two polls during a wait.
+const POLL_EVERY: Duration = Duration::from_millis(5);
 
 /// Unmount a directory and end its daemon
 #[derive(Debug, clap::Args)]
@@ -84,7 +84,7 @@ impl Wait<'_> {
                 self.limit.as_secs()
             ));
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_EVERY);
         Ok(())
     }
 

@@ -423,7 +423,7 @@ fn the_example_passes_its_check() {
     let known = [
         "threads",
         "lease",
-        "busy",
+        "busy_poll",
         "read_only",
         "durability",
         "path",

@@ -56,7 +56,7 @@ use link::Link;
 use listing::Wishes;
 
 pub use cache::CacheActivity;
-pub use ferrite_fabric::connection::{Fabric, SPIN};
+pub use ferrite_fabric::connection::{BUSY_POLL, Fabric};
 pub use ferrite_fabric::secure;
 
 /// How a client behaves.
@@ -80,8 +80,8 @@ pub struct ClientOptions {
     /// The client refuses every change with `ReadOnly`, without asking the server.
     pub read_only: bool,
     /// How long a thread polls for its reply before it sleeps, at most, where that pays. Zero: it sleeps at once. Over
-    /// a fabric [`Fabric::spin`] counts.
-    pub spin: Duration,
+    /// a fabric [`Fabric::busy_poll`] counts.
+    pub busy_poll: Duration,
 }
 
 impl Default for ClientOptions {
@@ -94,7 +94,7 @@ impl Default for ClientOptions {
             fabric: None,
             cache_bytes: None,
             read_only: false,
-            spin: SPIN,
+            busy_poll: BUSY_POLL,
         }
     }
 }
@@ -106,10 +106,10 @@ impl ClientOptions {
         ClientOptions { timeout, ..self }
     }
 
-    /// Sets [`Self::spin`].
+    /// Sets [`Self::busy_poll`].
     #[must_use]
-    pub fn spin(self, spin: Duration) -> Self {
-        ClientOptions { spin, ..self }
+    pub fn busy_poll(self, busy_poll: Duration) -> Self {
+        ClientOptions { busy_poll, ..self }
     }
 
     /// Sets [`Self::cache_bytes`].

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use ferrite_vfs::{FsError, Result, WaitingCaller, Waits};
 
 /// Time between two checks of a caller.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const CHECK_EVERY: Duration = Duration::from_millis(100);
 
 /// See the head of this module.
 pub(super) struct Limit {
@@ -20,7 +20,7 @@ pub(super) struct Limit {
     /// The caller has a limit of its own, or may give up.
     is_short: bool,
     /// When the caller was last checked; first, when its call began to wait.
-    looked: Cell<Option<Instant>>,
+    checked: Cell<Option<Instant>>,
     /// The result of the last check.
     gave_up: Cell<bool>,
 }
@@ -44,7 +44,7 @@ impl Limit {
             deadline,
             caller: None,
             is_short: false,
-            looked: Cell::new(None),
+            checked: Cell::new(None),
             gave_up: Cell::new(false),
         }
     }
@@ -77,8 +77,8 @@ impl Limit {
             return Err(FsError::TimedOut);
         }
         let Some(caller) = self.caller else { return Ok(()) };
-        match self.looked.get() {
-            Some(looked) if now < looked + LOOK_EVERY => return Ok(()),
+        match self.checked.get() {
+            Some(checked) if now < checked + CHECK_EVERY => return Ok(()),
             Some(_) => {
                 let gives_up = (caller.gives_up)(caller.id);
                 // Twice: the signal may be meant for another thread of the caller's process, which takes it soon.
@@ -88,14 +88,14 @@ impl Limit {
             }
             None => {}
         }
-        self.looked.set(Some(now));
+        self.checked.set(Some(now));
         Ok(())
     }
 
     /// When a wait has to end to run [`Self::check`].
     pub(super) fn next_check(&self) -> Option<Instant> {
-        let look = self.caller.map(|_| Instant::now() + LOOK_EVERY);
-        match (self.deadline, look) {
+        let check_at = self.caller.map(|_| Instant::now() + CHECK_EVERY);
+        match (self.deadline, check_at) {
             (Some(one), Some(other)) => Some(one.min(other)),
             (one, other) => one.or(other),
         }
@@ -124,12 +124,12 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_is_looked_at_twice_and_not_at_once() {
-        static LOOKS: AtomicU32 = AtomicU32::new(0);
+    fn a_caller_is_checked_twice_and_not_at_once() {
+        static CHECKS: AtomicU32 = AtomicU32::new(0);
         let caller = WaitingCaller {
             id: 7,
             gives_up: |id| {
-                LOOKS.fetch_add(1, Ordering::Relaxed);
+                CHECKS.fetch_add(1, Ordering::Relaxed);
                 id == 7
             },
         };
@@ -138,15 +138,15 @@ mod tests {
             caller: Some(caller),
         };
         let limit = Limit::of(None, &waits);
-        assert!(limit.check().is_ok() && LOOKS.load(Ordering::Relaxed) == 0);
+        assert!(limit.check().is_ok() && CHECKS.load(Ordering::Relaxed) == 0);
         let start = Instant::now();
         while limit.check().is_ok() {
             assert!(start.elapsed() < Duration::from_secs(20));
             let wake = limit.next_check().unwrap();
             std::thread::sleep(wake.saturating_duration_since(Instant::now()));
         }
-        assert_eq!(LOOKS.load(Ordering::Relaxed), 2);
-        assert!(start.elapsed() >= 2 * LOOK_EVERY);
+        assert_eq!(CHECKS.load(Ordering::Relaxed), 2);
+        assert!(start.elapsed() >= 2 * CHECK_EVERY);
         assert_eq!(
             limit.check(),
             Err(FsError::Interrupted),

@@ -597,7 +597,7 @@ impl Link {
             slots: &self.slots,
             unsynced: &self.unsynced,
             wants_leases: self.cache.is_some(),
-            spin: self.options.spin,
+            busy_poll: self.options.busy_poll,
             are_leases_relied_on: self.recall_queue.is_on(),
             next_id: self.requests.ids(),
         };

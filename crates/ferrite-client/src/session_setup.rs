@@ -35,7 +35,7 @@ pub(super) struct SessionSetup<'c> {
     /// Whether the client caches under leases.
     pub(super) wants_leases: bool,
     /// How long a waiting thread polls for a reply.
-    pub(super) spin: Duration,
+    pub(super) busy_poll: Duration,
     /// Other parties (a kernel) rely on replies given under earlier leases until they are recalled.
     pub(super) are_leases_relied_on: bool,
     /// The next number of a request.
@@ -51,7 +51,7 @@ impl SessionSetup<'_> {
         limit: Duration,
     ) -> Result<(Connection, Receiver, Welcome, Duration), ConnectError> {
         let (connection, mut receiver) = self.connect(limit)?;
-        receiver.set_spin(self.spin);
+        receiver.set_busy_poll(self.busy_poll);
         let mut dialogue = Dialogue {
             setup: self,
             connection: &connection,

@@ -29,8 +29,8 @@ use crate::{
     },
 };
 
+pub use crate::busy_poll::BUSY_POLL;
 pub use crate::receiver::Receiver;
-pub use crate::spin::SPIN;
 
 /// A frame without data and with a body up to this length is sent in one piece.
 const SHORT_BYTES: usize = 256;
@@ -45,7 +45,7 @@ pub struct Fabric {
     /// Memory for bulk data in flight.
     pub buffers_bytes: usize,
     /// How long a waiting thread polls for a reply before it sleeps.
-    pub spin: Duration,
+    pub busy_poll: Duration,
 }
 
 impl Default for Fabric {
@@ -53,7 +53,7 @@ impl Default for Fabric {
         Fabric {
             provider: None,
             buffers_bytes: 32 << 20,
-            spin: Duration::from_micros(200),
+            busy_poll: Duration::from_micros(200),
         }
     }
 }
@@ -323,7 +323,7 @@ pub fn upgrade(
             provider,
             connection.stream.try_clone()?,
             fabric.buffers_bytes,
-            fabric.spin,
+            fabric.busy_poll,
         ) {
             Ok(line) => line,
             Err(error) => {

@@ -9,6 +9,7 @@
 //! Invariant: nothing that a peer sends makes this crate allocate more than one frame's worth of memory, or panic.
 #![deny(unsafe_code)]
 
+pub mod busy_poll;
 pub mod connection;
 mod error;
 #[cfg(feature = "fabric")]
@@ -28,7 +29,6 @@ pub mod secure;
 pub mod send_queue;
 mod socket;
 pub mod source;
-pub mod spin;
 #[cfg(feature = "fabric")]
 mod stale_segments;
 pub mod watch;

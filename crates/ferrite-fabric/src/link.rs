@@ -5,7 +5,7 @@
 //! it. Used by `reactor` only.
 //!
 //! Invariant: a thread that puts something into an inbox rings afterwards, and the owner stops the ringing before it
-//! looks. So nothing stays in an inbox unseen.
+//! polls. So nothing stays in an inbox unseen.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};

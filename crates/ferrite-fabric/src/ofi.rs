@@ -100,9 +100,9 @@ const EAGAIN: isize = -11;
 const COMPLETIONS: usize = 16;
 /// So many empty polls in a row show that nothing is left: ofi_rxm takes one of its own completions at a poll, and
 /// reports few of them.
-const QUIET_LOOKS: u32 = 256;
+const QUIET_POLLS: u32 = 256;
 /// This bounds polling while peers keep sending.
-const LOOKS_MAX: u32 = 16 * QUIET_LOOKS;
+const POLLS_MAX: u32 = 16 * QUIET_POLLS;
 /// Longest name of an endpoint.
 pub(crate) const NAME_BYTES_MAX: usize = 256;
 
@@ -558,15 +558,15 @@ impl Endpoint {
             // Usually the read is already done. libfabric 1.17 does not say which one has failed, so poll now.
             self.reading = Some(reading);
             let mut drained = std::mem::take(&mut self.drained);
-            let looked = self.look_until_quiet(&mut drained);
+            let polled = self.poll_until_quiet(&mut drained);
             (self.drained, self.reading) = (drained, None);
-            looked?;
+            polled?;
         }
         Ok(given)
     }
 
-    fn look_until_quiet(&mut self, done: &mut Vec<Completion>) -> Result<(), FabricError> {
-        while self.look(done)? {}
+    fn poll_until_quiet(&mut self, done: &mut Vec<Completion>) -> Result<(), FabricError> {
+        while self.poll_once(done)? {}
         Ok(())
     }
 
@@ -609,10 +609,10 @@ impl Endpoint {
         }
         let mut drained = std::mem::take(&mut self.drained);
         let mut quiet = 0;
-        for _ in 0..LOOKS_MAX {
-            match self.look(&mut drained) {
+        for _ in 0..POLLS_MAX {
+            match self.poll_once(&mut drained) {
                 Ok(true) => quiet = 0,
-                Ok(false) if quiet < QUIET_LOOKS => quiet += 1,
+                Ok(false) if quiet < QUIET_POLLS => quiet += 1,
                 _ => break,
             }
         }
@@ -623,10 +623,10 @@ impl Endpoint {
     pub(crate) fn poll(&mut self, done: &mut Vec<Completion>) -> Result<bool, FabricError> {
         let had_drained = !self.drained.is_empty();
         done.append(&mut self.drained);
-        Ok(self.look(done)? || had_drained)
+        Ok(self.poll_once(done)? || had_drained)
     }
 
-    fn look(&mut self, done: &mut Vec<Completion>) -> Result<bool, FabricError> {
+    fn poll_once(&mut self, done: &mut Vec<Completion>) -> Result<bool, FabricError> {
         let mut entries = [RawCompletion::default(); COMPLETIONS];
         // SAFETY: `entries` holds that many, and the endpoint is open.
         let count = unsafe { ferrite_ofi_poll(self.raw.as_ptr(), entries.as_mut_ptr(), COMPLETIONS) };

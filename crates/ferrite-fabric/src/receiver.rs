@@ -18,11 +18,11 @@ use ferrite_buffers::Buffer;
 use rustix::net::{self, RecvFlags};
 
 use crate::FabricError;
+use crate::busy_poll::{BUSY_POLL, BusyPoll};
 #[cfg(feature = "fabric")]
 use crate::fabric::{self, line::LineReader};
 use crate::frame::{BODY_BYTES_MAX, Lengths, PREFIX_BYTES};
 use crate::secure::record::{CONTENT_BYTES_MAX, Opener, RECORD_BYTES_MAX, first_record};
-use crate::spin::{SPIN, Spin};
 
 /// How long a peer may take nothing, or be silent in the middle of a frame.
 pub(crate) const SEND_LIMIT: Duration = Duration::from_secs(20);
@@ -69,7 +69,7 @@ impl Source {
     }
 
     /// Polls for data before it sleeps.
-    fn read(&mut self, spin: &mut Spin, buf: &mut [u8]) -> io::Result<usize> {
+    fn read(&mut self, busy_poll: &mut BusyPoll, buf: &mut [u8]) -> io::Result<usize> {
         #[cfg(feature = "fabric")]
         if let Some(line) = &mut self.line {
             return line.read(buf);
@@ -79,11 +79,11 @@ impl Source {
             let (source, buf) = &mut *both.borrow_mut();
             source.read_as(flags, buf)
         };
-        let look = || match read_as(RecvFlags::DONTWAIT) {
+        let poll_once = || match read_as(RecvFlags::DONTWAIT) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
             other => Some(other),
         };
-        spin.wait(look, || {
+        busy_poll.wait(poll_once, || {
             let read = read_as(RecvFlags::empty());
             let has_come = read.is_ok();
             (read, has_come)
@@ -156,7 +156,7 @@ pub struct Receiver {
     data_left: usize,
     /// The last frame had much data, so the next one probably has, too.
     was_long: bool,
-    spin: Spin,
+    busy_poll: BusyPoll,
     /// The data, if it came apart from the frame, and how much of it is taken.
     #[cfg(feature = "fabric")]
     landed: Option<(Buffer, usize)>,
@@ -177,7 +177,7 @@ impl Receiver {
             end: 0,
             data_left: 0,
             was_long: false,
-            spin: Spin::new(SPIN),
+            busy_poll: BusyPoll::new(BUSY_POLL),
             #[cfg(feature = "fabric")]
             landed: None,
         }
@@ -191,8 +191,8 @@ impl Receiver {
 
     /// Sets how long it polls before it sleeps, at most. It does so where that pays: after short sleeps, and while no
     /// other thread wants the core. Zero: it sleeps at once.
-    pub fn set_spin(&mut self, most: Duration) {
-        self.spin = Spin::new(most);
+    pub fn set_busy_poll(&mut self, most: Duration) {
+        self.busy_poll = BusyPoll::new(most);
     }
 
     /// The next frame: its body, and how much data follows, which the caller then takes or leaves. `None` if nothing
@@ -279,7 +279,7 @@ impl Receiver {
         first.copy_from_slice(&self.received[self.from..self.from + here]);
         self.from += here;
         while !rest.is_empty() {
-            let count = read_some(&mut self.source, &mut self.spin, rest)?;
+            let count = read_some(&mut self.source, &mut self.busy_poll, rest)?;
             rest = &mut rest[count..];
         }
         Ok(())
@@ -313,7 +313,7 @@ impl Receiver {
         while self.end - self.from < count {
             let end = self.end;
             if may_give_up && self.from == end {
-                match self.source.read(&mut self.spin, &mut self.received[end..most]) {
+                match self.source.read(&mut self.busy_poll, &mut self.received[end..most]) {
                     Ok(0) => return Err(FabricError::Closed),
                     Ok(read) => self.end += read,
                     Err(error) if is_tick(&error) => return Ok(false),
@@ -321,17 +321,17 @@ impl Receiver {
                 }
                 continue;
             }
-            self.end += read_some(&mut self.source, &mut self.spin, &mut self.received[end..most])?;
+            self.end += read_some(&mut self.source, &mut self.busy_poll, &mut self.received[end..most])?;
         }
         Ok(true)
     }
 }
 
 /// Reads something. Gives up on a peer that stops in the middle of a frame for a while.
-fn read_some(source: &mut Source, spin: &mut Spin, buf: &mut [u8]) -> Result<usize, FabricError> {
+fn read_some(source: &mut Source, busy_poll: &mut BusyPoll, buf: &mut [u8]) -> Result<usize, FabricError> {
     let mut silent_since = None;
     loop {
-        match source.read(spin, buf) {
+        match source.read(busy_poll, buf) {
             Ok(0) => return Err(FabricError::Closed),
             Ok(count) => return Ok(count),
             Err(error) if is_tick(&error) => {

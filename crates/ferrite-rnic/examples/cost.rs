@@ -161,7 +161,7 @@ fn responder(len: usize, rnic: &Rnic) -> u64 {
 
 fn connect(rnic: &Rnic) -> Initiator {
     let options = InitiatorOptions {
-        spin: Duration::from_millis(1),
+        busy_poll: Duration::from_millis(1),
         ..InitiatorOptions::default()
     };
     let mut initiator = Initiator::new(rnic.addresses()[0], options).unwrap();
@@ -207,7 +207,7 @@ fn main() {
     for any in ["127.0.0.1:0", "[::1]:0"] {
         let options = Options {
             listen: vec![any.parse().unwrap()],
-            spin: Duration::from_millis(1),
+            busy_poll: Duration::from_millis(1),
             ..Options::default()
         };
         let rnic = Rnic::start(&options, Arc::new(NoService), |_| Array(vec![0; BYTES])).unwrap();

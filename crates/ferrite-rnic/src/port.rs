@@ -14,7 +14,7 @@ use crate::batch::{self, ReceiveBatch, SendBatch};
 /// Requested size of a socket's buffers; the kernel may be configured to give less.
 const SOCKET_BYTES: usize = 4 << 20;
 /// Polls in a row while waiting: a datagram that arrives between rounds is seen later.
-const LOOKS: usize = 4;
+const POLLS: usize = 4;
 
 /// Counters of a socket.
 #[derive(Debug, Clone, Copy, Default)]
@@ -129,7 +129,7 @@ impl Port {
     }
 
     /// Polls for datagrams, unless some were not taken yet. Returns whether there are any.
-    pub(crate) fn look(&mut self) -> bool {
+    pub(crate) fn poll(&mut self) -> bool {
         if self.arrived == 0 {
             match self.receive_batch.receive(self.socket.as_fd()) {
                 Ok(count) => {
@@ -146,8 +146,8 @@ impl Port {
     }
 
     /// Polls several times, until there are some.
-    pub(crate) fn look_a_while(&mut self) -> bool {
-        (0..LOOKS).any(|_| self.look())
+    pub(crate) fn poll_a_while(&mut self) -> bool {
+        (0..POLLS).any(|_| self.poll())
     }
 
     /// Whether datagrams were received, and not yet taken.

@@ -15,8 +15,8 @@ pub struct Options {
     pub listen: Vec<SocketAddr>,
     /// Threads; at least one.
     pub threads: usize,
-    /// How long a thread polls for datagrams before it sleeps, where that pays; see [`ferrite_fabric::spin`].
-    pub spin: Duration,
+    /// How long a thread polls for datagrams before it sleeps, where that pays; see [`ferrite_fabric::busy_poll`].
+    pub busy_poll: Duration,
     /// Queue pairs at a time.
     pub queue_pairs_max: usize,
     /// The port that clients of rdma_cm request; without one they are refused.
@@ -28,7 +28,7 @@ impl Default for Options {
         Options {
             listen: Vec::new(),
             threads: 1,
-            spin: ferrite_fabric::spin::SPIN,
+            busy_poll: ferrite_fabric::busy_poll::BUSY_POLL,
             queue_pairs_max: 4_096,
             service_port: None,
         }

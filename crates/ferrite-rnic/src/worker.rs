@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use ferrite_fabric::spin::Spin;
+use ferrite_fabric::busy_poll::BusyPoll;
 use ferrite_roce::endpoint::{Endpoint, Taken};
 use ferrite_roce::memory::Memory;
 use ferrite_roce::requester::{Completion, Outcome};
@@ -47,7 +47,7 @@ pub(crate) struct Worker<M> {
     shared: Arc<Shared>,
     command_queue: Arc<CommandQueue>,
     clock: Clock,
-    spin: Spin,
+    busy_poll: BusyPoll,
     /// The service knows that they have ended.
     ended: HashSet<Qpn>,
     /// When those are removed.
@@ -79,7 +79,7 @@ impl<M: Memory> Worker<M> {
             command_queue: shared.command_queue_of(index as Qpn),
             shared,
             clock: Clock::new(),
-            spin: Spin::new(options.spin),
+            busy_poll: BusyPoll::new(options.busy_poll),
             ended: HashSet::new(),
             lingering: VecDeque::new(),
             requested: BTreeMap::new(),
@@ -225,7 +225,7 @@ impl<M: Memory> Worker<M> {
         let mut has_received = false;
         let mut broken = Vec::new();
         for port in &mut self.ports {
-            if !port.look() {
+            if !port.poll() {
                 continue;
             }
             has_received = true;
@@ -331,9 +331,9 @@ impl<M: Memory> Worker<M> {
         let is_blocked = self.ports.iter().any(Port::is_blocked);
         let is_due = || timeout_ns.is_some_and(|at_ns| clock.now_ns() >= at_ns);
         let ports = &mut self.ports;
-        self.spin.wait(
+        self.busy_poll.wait(
             || {
-                let seen = ports.iter_mut().filter_map(|port| port.look_a_while().then_some(()));
+                let seen = ports.iter_mut().filter_map(|port| port.poll_a_while().then_some(()));
                 let has_come = seen.count() > 0;
                 (has_come || command_queue.has_some() || is_due()).then_some(())
             },

@@ -141,7 +141,7 @@ impl Server {
         let service = Arc::new(Front(Arc::clone(&inner)));
         let reactor_options = reactor::Options {
             threads: options.threads,
-            busy: options.busy,
+            busy_poll: options.busy_poll,
             policy: Arc::new(policy),
             fabric: options.fabric.clone(),
             turns: Arc::clone(&inner.turns),

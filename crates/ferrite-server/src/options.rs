@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_fabric::connection::SPIN;
+use ferrite_fabric::connection::BUSY_POLL;
 use ferrite_fabric::reactor::FabricOptions;
 
 use super::admission::Bounds;
@@ -16,7 +16,7 @@ pub struct ServerOptions {
     /// Threads that serve connections.
     pub threads: usize,
     /// How long such a thread polls for work before it sleeps. Zero: it sleeps at once.
-    pub busy: Duration,
+    pub busy_poll: Duration,
     /// Threads for engines that may wait for a device.
     pub workers: usize,
     /// A session without a sign of life for so long ends.
@@ -38,7 +38,7 @@ impl Default for ServerOptions {
     fn default() -> Self {
         ServerOptions {
             threads: 1,
-            busy: SPIN,
+            busy_poll: BUSY_POLL,
             workers: 16,
             lease: Duration::from_secs(30),
             cache_term: Duration::from_secs(5),
@@ -69,10 +69,10 @@ impl ServerOptions {
         ServerOptions { cache_term, ..self }
     }
 
-    /// Sets [`Self::busy`].
+    /// Sets [`Self::busy_poll`].
     #[must_use]
-    pub fn busy(self, busy: Duration) -> Self {
-        ServerOptions { busy, ..self }
+    pub fn busy_poll(self, busy_poll: Duration) -> Self {
+        ServerOptions { busy_poll, ..self }
     }
 
     /// Sets [`Self::rdma`].

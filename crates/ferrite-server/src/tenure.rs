@@ -17,7 +17,7 @@ use super::session::Session;
 use ferrite_proto::{ResumeToken, SessionState};
 
 /// The shortest time between two searches for unused slots.
-const SLOTS_LOOK_MS: u64 = 100;
+const SLOTS_CHECK_MS: u64 = 100;
 
 impl Inner {
     /// The session that a resume token is for, or a new one.
@@ -176,7 +176,7 @@ impl Inner {
         let (now_ms, idle_ms) = (self.now_ms(), self.lease.as_millis() as u64);
         let last_ms = self.slots_taken_ms.load(Ordering::Relaxed);
         let taken_now = &self.slots_taken_ms;
-        if now_ms.saturating_sub(last_ms) < SLOTS_LOOK_MS
+        if now_ms.saturating_sub(last_ms) < SLOTS_CHECK_MS
             || taken_now
                 .compare_exchange(last_ms, now_ms, Ordering::Relaxed, Ordering::Relaxed)
                 .is_err()

@@ -28,7 +28,7 @@ struct FileText {
     listen: Option<Vec<Spanned<String>>>,
     threads: Option<Spanned<u64>>,
     lease: Option<Spanned<u64>>,
-    busy: Option<u64>,
+    busy_poll: Option<u64>,
     sessions_per_key: Option<Spanned<u64>>,
     sessions_per_address: Option<Spanned<u64>>,
     metrics: Option<String>,
@@ -128,7 +128,7 @@ pub(super) fn read(path: &Path) -> Result<(Plan, Vec<Problem>), Failure> {
                 listen: None,
                 threads: None,
                 lease: None,
-                busy: None,
+                busy_poll: None,
                 sessions_per_key: None,
                 sessions_per_address: None,
                 metrics: None,
@@ -199,7 +199,7 @@ impl Reading<'_> {
                 .threads(threads as usize)
                 .lease(Duration::from_secs(lease))
                 .bounds(bounds)
-                .busy(Duration::from_micros(file.busy.unwrap_or(plan::BUSY_US))),
+                .busy_poll(Duration::from_micros(file.busy_poll.unwrap_or(plan::BUSY_POLL_US))),
             metrics: file.metrics,
             rdma: self.rdma(file.rdma, file.rdma_unprotected),
             pools: self.pools(file.pools),

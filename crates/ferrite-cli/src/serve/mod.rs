@@ -65,7 +65,7 @@ pub(crate) struct Serve {
     /// Configuration file of pools and exports
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     #[arg(conflicts_with_all = ["pool", "listen", "name", "path", "read_only", "no_root_squash", "key", "encryption"])]
-    #[arg(conflicts_with_all = ["threads", "lease", "busy", "metrics", "rdma", "rdma_unprotected"])]
+    #[arg(conflicts_with_all = ["threads", "lease", "busy_poll", "metrics", "rdma", "rdma_unprotected"])]
     config: Option<PathBuf>,
     /// Only check the file, its keys and its pools; prints nothing if all is well
     #[arg(long, requires = "config")]
@@ -100,8 +100,8 @@ pub(crate) struct Serve {
     lease: u64,
     /// Poll for work for this many microseconds before sleeping, where that pays; 0: sleep at once; over fabrics at
     /// least 200
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = plan::BUSY_US)]
-    busy: u64,
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = plan::BUSY_POLL_US)]
+    busy_poll: u64,
     /// Serve Prometheus metrics at this address, as /metrics; a port alone means 127.0.0.1. Everybody who can reach the
     /// address can read them
     #[arg(long, value_name = "HOST:PORT")]
@@ -192,7 +192,7 @@ impl Serve {
             options: ServerOptions::default()
                 .threads(usize::from(self.threads))
                 .lease(Duration::from_secs(self.lease))
-                .busy(Duration::from_micros(self.busy)),
+                .busy_poll(Duration::from_micros(self.busy_poll)),
             metrics: self.metrics,
             pools: vec![pool],
         };
@@ -218,7 +218,7 @@ fn serve(plan: Plan) -> Outcome {
     let pools = Pools::open(plan.pools, &addresses)?;
     let (volumes, mut said) = (pools.volumes, pools.said);
     if let Some(fabric) = &mut fabric {
-        fabric.spin = fabric.spin.max(plan.options.busy);
+        fabric.busy_poll = fabric.busy_poll.max(plan.options.busy_poll);
     }
     let rdma = rdma::start(&plan.rdma)?;
     if let Some(rdma) = &rdma {

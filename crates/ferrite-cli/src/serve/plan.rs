@@ -20,7 +20,7 @@ pub(super) const THREADS: u16 = 1;
 /// The default lease.
 pub(super) const LEASE_SECONDS: u64 = 30;
 /// Default of the microseconds for which a thread looks for work.
-pub(super) const BUSY_US: u64 = 200;
+pub(super) const BUSY_POLL_US: u64 = 200;
 /// The default address of RDMA.
 pub(super) const RDMA: &str = "127.0.0.1:4791";
 /// RoCE's port.

@@ -28,7 +28,7 @@ use crate::lock_order;
 use crate::ofi::{Completion, Endpoint, Kind, PeerLocks, Provider, Reach, Remote};
 
 /// Polls between two reads of the clock.
-const LOOKS: u32 = 16;
+const POLLS: u32 = 16;
 /// How long bulk data of one request at a time may wait for a buffer.
 const BUFFER_WAIT: Duration = Duration::from_millis(2);
 
@@ -57,7 +57,7 @@ pub(crate) struct Line {
     state: Mutex<lock_order::Line, State>,
     pool: Pool,
     stream: TcpStream,
-    spin: Duration,
+    busy_poll: Duration,
     is_closed: AtomicBool,
     locks: OnceLock<PeerLocks>,
 }
@@ -68,7 +68,7 @@ impl Line {
         provider: Provider,
         stream: TcpStream,
         pool_bytes: usize,
-        spin: Duration,
+        busy_poll: Duration,
     ) -> Result<Line, FabricError> {
         let no_memory = || FabricError::Io(io::ErrorKind::OutOfMemory.into());
         let pool = Pool::new(pool_bytes).ok_or_else(no_memory)?;
@@ -92,7 +92,7 @@ impl Line {
             }),
             pool,
             stream,
-            spin,
+            busy_poll,
             is_closed: AtomicBool::new(false),
             locks: OnceLock::new(),
         })
@@ -191,7 +191,7 @@ impl Line {
                 while left > 0 {
                     let sent = state.send(&self.pool, &pieces)?;
                     if sent == 0 {
-                        state.look(&self.pool)?;
+                        state.poll(&self.pool)?;
                         break;
                     }
                     left -= sent;
@@ -210,7 +210,7 @@ impl Line {
             if began.elapsed() >= limit {
                 return Err(FabricError::Stuck(limit));
             }
-            // In its turn to look, the server may be asleep behind what was sent first.
+            // In its turn to poll, the server may be asleep behind what was sent first.
             self.rest(began.elapsed(), limit - began.elapsed().min(limit))?;
         }
     }
@@ -225,7 +225,7 @@ impl Line {
         if self.is_closed.load(Ordering::Acquire) {
             return Err(FabricError::Closed);
         }
-        let pause = pause(silence, self.spin).min(limit);
+        let pause = pause(silence, self.busy_poll).min(limit);
         if pause.is_zero() {
             std::thread::yield_now();
             return Ok(());
@@ -288,7 +288,7 @@ impl State {
     }
 
     /// Drives the provider, and takes the arrivals.
-    fn look(&mut self, pool: &Pool) -> Result<(), FabricError> {
+    fn poll(&mut self, pool: &Pool) -> Result<(), FabricError> {
         while let Some(buffer) = self.unposted.pop() {
             if let Some(buffer) = self.endpoint.receive(buffer)? {
                 self.unposted.push(buffer);
@@ -366,9 +366,9 @@ impl LineReader {
         };
         let mut began = None;
         loop {
-            for _ in 0..LOOKS {
+            for _ in 0..POLLS {
                 let mut state = self.line.lock();
-                state.look(&self.line.pool).map_err(failed)?;
+                state.poll(&self.line.pool).map_err(failed)?;
                 if let Some(piece) = state.inbox.pop_front() {
                     let State { channel, .. } = &mut *state;
                     if let Some(channel) = channel {

@@ -44,9 +44,9 @@ pub(crate) fn message_bytes(inject_bytes: usize) -> usize {
 }
 
 /// How long an end that has heard nothing for `silence` sleeps before it polls again. Zero: not at all.
-pub(crate) fn pause(silence: Duration, spin: Duration) -> Duration {
+pub(crate) fn pause(silence: Duration, busy_poll: Duration) -> Duration {
     match silence {
-        _ if silence < spin => Duration::ZERO,
+        _ if silence < busy_poll => Duration::ZERO,
         _ if silence < DOZES_AFTER => NAP,
         // Proportional to the silence: a message is late by a fraction of it, and an idle end costs nothing.
         _ => (silence / 4).clamp(SLEEP.0, SLEEP.1),
@@ -259,9 +259,9 @@ mod tests {
     /// A waiting end polls often at first, and hardly ever after a while: an idle server costs no CPU.
     #[test]
     fn the_longer_the_silence_the_longer_the_sleep() {
-        let spin = Duration::from_micros(200);
-        let pause_after = |ms: u64| pause(Duration::from_micros(ms * 1000), spin);
-        assert_eq!(pause(Duration::from_micros(100), spin), Duration::ZERO);
+        let busy_poll = Duration::from_micros(200);
+        let pause_after = |ms: u64| pause(Duration::from_micros(ms * 1000), busy_poll);
+        assert_eq!(pause(Duration::from_micros(100), busy_poll), Duration::ZERO);
         assert_eq!(pause(Duration::from_micros(100), Duration::ZERO), NAP);
         assert_eq!((pause_after(1), pause_after(49)), (NAP, NAP));
         assert_eq!(pause_after(50), Duration::from_millis(20));

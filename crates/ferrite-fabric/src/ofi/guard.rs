@@ -130,12 +130,12 @@ fn run() {
             }
             guards
         };
-        guards.iter().for_each(|guard| guard.look());
+        guards.iter().for_each(|guard| guard.check());
     }
 }
 
 impl Watched {
-    fn look(&self) {
+    fn check(&self) {
         let mut peers = self.peers.lock();
         peers.retain(|peer| peer.left.is_none_or(|left| left.elapsed() < REMEMBERED));
         for peer in &mut *peers {

@@ -36,6 +36,7 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use crate::FabricError;
+use crate::busy_poll::{BUSY_POLL, BusyPoll};
 use crate::frame::DATA_BYTES_MAX;
 use crate::link::{Inbox, Waker};
 use crate::secure::handshake::Admitted;
@@ -43,7 +44,6 @@ use crate::secure::{AdmissionPolicy, KeyId};
 use crate::send_queue::SendQueue;
 use crate::socket;
 use crate::source::{Crowd, Source, Throttle};
-use crate::spin::{SPIN, Spin};
 
 use connection::Connection;
 use turns::Clock;
@@ -84,14 +84,14 @@ pub struct FabricOptions {
     /// Providers by name: `shm`, `verbs`, `tcp`.
     pub providers: Vec<String>,
     /// How long a thread polls for messages before it sleeps.
-    pub spin: Duration,
+    pub busy_poll: Duration,
 }
 
 impl Default for FabricOptions {
     fn default() -> Self {
         FabricOptions {
             providers: ["shm", "verbs", "tcp"].map(str::to_owned).to_vec(),
-            spin: Duration::from_micros(200),
+            busy_poll: Duration::from_micros(200),
         }
     }
 }
@@ -172,7 +172,7 @@ pub struct Options {
     pub threads: usize,
     /// How long a thread polls for work before it sleeps, at most. It does so where that pays: after short sleeps, and
     /// while no other thread wants the core. Zero: it sleeps at once.
-    pub busy: Duration,
+    pub busy_poll: Duration,
     /// Most connections.
     pub connections_max: usize,
     /// Admission rules for clients.
@@ -187,7 +187,7 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             threads: 1,
-            busy: SPIN,
+            busy_poll: BUSY_POLL,
             connections_max: 16_384,
             policy: Arc::new(AdmissionPolicy::new(true)),
             fabric: None,
@@ -202,7 +202,7 @@ struct Shared {
     connections: AtomicUsize,
     connections_max: usize,
     policy: Arc<AdmissionPolicy>,
-    busy: Duration,
+    busy_poll: Duration,
     stop: AtomicBool,
     pool: Pool,
     turns: Arc<Turns>,
@@ -236,7 +236,7 @@ impl Reactors {
             connections: AtomicUsize::new(0),
             connections_max: options.connections_max,
             policy: Arc::clone(&options.policy),
-            busy: options.busy,
+            busy_poll: options.busy_poll,
             stop: AtomicBool::new(false),
             pool: pool.clone(),
             turns: Arc::clone(&options.turns),
@@ -334,11 +334,11 @@ impl<S: Service> Reactor<S> {
 
     fn run(mut self) {
         let mut events = Vec::with_capacity(EVENTS);
-        let mut spin = Spin::new(self.shared.busy);
-        let mut last_look = Instant::now();
+        let mut busy_poll = BusyPoll::new(self.shared.busy_poll);
+        let mut last_poll = Instant::now();
         let mut clock = self.shared.turns.clock();
         while !self.shared.stop.load(Ordering::Acquire) {
-            self.look();
+            self.poll();
             let pause = self.fabrics.pause();
             if pause != Duration::MAX {
                 clock.turn(None);
@@ -346,10 +346,14 @@ impl<S: Service> Reactor<S> {
             let waiting = std::mem::take(&mut self.waiting);
             let wait = self.wait_for(&waiting);
             // Fabrics need polling, too, and say how often.
-            let spin = if pause == Duration::MAX { Some(&mut spin) } else { None };
+            let busy_poll = if pause == Duration::MAX {
+                Some(&mut busy_poll)
+            } else {
+                None
+            };
             let wait = wait.min(pause);
             clock.end();
-            if let Err(error) = self.await_events(&mut events, wait, spin) {
+            if let Err(error) = self.await_events(&mut events, wait, busy_poll) {
                 tracing::error!("waiting for sockets failed: {error}; this server stops");
                 break;
             }
@@ -370,8 +374,8 @@ impl<S: Service> Reactor<S> {
             if self.rests_until.is_some_and(|until| Instant::now() >= until) {
                 self.rest(None);
             }
-            if last_look.elapsed() >= STALLED / 4 {
-                last_look = Instant::now();
+            if last_poll.elapsed() >= STALLED / 4 {
+                last_poll = Instant::now();
                 match self.shared.pool.free_bytes() < DATA_BYTES_MAX {
                     // They keep a buffer and send nothing, or do not take its content.
                     true => self.drop_which(Connection::is_stalled),
@@ -399,7 +403,12 @@ impl<S: Service> Reactor<S> {
     }
 
     /// Waits until there are events, for `wait` at most.
-    fn await_events(&self, events: &mut Vec<epoll::Event>, wait: Duration, spin: Option<&mut Spin>) -> io::Result<()> {
+    fn await_events(
+        &self,
+        events: &mut Vec<epoll::Event>,
+        wait: Duration,
+        busy_poll: Option<&mut BusyPoll>,
+    ) -> io::Result<()> {
         let events = RefCell::new(events);
         let within = |wait: Duration| {
             let events = &mut *events.borrow_mut();
@@ -413,14 +422,14 @@ impl<S: Service> Reactor<S> {
                 _ => Ok(events.is_empty()),
             }
         };
-        let Some(spin) = spin else {
+        let Some(busy_poll) = busy_poll else {
             return Ok(within(wait).map(drop)?);
         };
-        let look = || match within(Duration::ZERO) {
+        let poll_once = || match within(Duration::ZERO) {
             Ok(true) => None,
             other => Some(other),
         };
-        let waited = spin.wait(look, || {
+        let waited = busy_poll.wait(poll_once, || {
             let waited = within(wait);
             let has_come = matches!(waited, Ok(false));
             (waited, has_come)
@@ -591,7 +600,7 @@ impl<S: Service> Reactor<S> {
             return;
         };
         let has_all_come = match connection.wired.is_some() {
-            true => self.look(),
+            true => self.poll(),
             false => {
                 let reads = connection.takes_more();
                 let flags = if reads { EventFlags::IN } else { EventFlags::empty() };

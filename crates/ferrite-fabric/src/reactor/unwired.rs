@@ -44,7 +44,7 @@ impl Fabrics {
 }
 
 impl<S: Service> Reactor<S> {
-    pub(super) fn look(&mut self) -> bool {
+    pub(super) fn poll(&mut self) -> bool {
         true
     }
 

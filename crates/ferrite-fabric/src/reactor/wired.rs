@@ -39,9 +39,9 @@ const LANDINGS_MAX: usize = 64;
 /// bytes.)
 const APART_BYTES_MIN: usize = 2 << 10;
 /// Polls of the providers that find nothing before the thread looks at sockets, and polls in all.
-const LOOKS: u32 = 16;
-/// See [`LOOKS`].
-const LOOKS_MAX: u32 = 256;
+const POLLS: u32 = 16;
+/// See [`POLLS`].
+const POLLS_MAX: u32 = 256;
 /// How long a provider may be busy, or connecting to a client, when it should move bulk data, and how long a client may
 /// take to let it move. Over shm no error reports that the client does not have the memory that it has named, or is
 /// gone.
@@ -288,12 +288,12 @@ impl Fabrics {
         !self.by_channel.is_empty() || !self.pending.is_empty()
     }
 
-    /// How long to sleep before the next look.
+    /// How long to sleep before the next poll.
     pub(super) fn pause(&self) -> Duration {
         let Some(options) = self.options.as_ref().filter(|_| self.is_used()) else {
             return Duration::MAX;
         };
-        let pause = pause(self.heard.elapsed(), options.spin);
+        let pause = pause(self.heard.elapsed(), options.busy_poll);
         match self.pending.is_empty() && self.blocked.is_empty() {
             true => pause,
             // Providers that move data themselves need their turns for it.
@@ -438,7 +438,7 @@ impl Fabrics {
     }
 
     /// Drives the providers. True if anything was done; appends events of connections to `events`.
-    pub(super) fn look(&mut self, events: &mut Vec<Event>) -> bool {
+    pub(super) fn poll(&mut self, events: &mut Vec<Event>) -> bool {
         let mut has_worked = false;
         for index in 0..self.ends.len() {
             let end = &mut self.ends[index];

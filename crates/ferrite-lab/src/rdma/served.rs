@@ -18,7 +18,7 @@ use crate::engine::engine_in_memory;
 use crate::error::LabError;
 
 /// Both ends poll this long before they sleep: longer than an answer takes, and shorter than other measurements.
-const SPIN: Duration = Duration::from_millis(1);
+const BUSY_POLL: Duration = Duration::from_millis(1);
 /// Writes under way for a client that does not wait for each.
 const UNDER_WAY: usize = 64;
 const SESSION: SessionId = SessionId(1);
@@ -57,7 +57,7 @@ impl Served {
         let key = registrar.bind(&fs, SYSTEM, ino, binding, SESSION, Rights::ALL)?.key;
         let options = ferrite_rnic::Options {
             listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
-            spin: SPIN,
+            busy_poll: BUSY_POLL,
             ..ferrite_rnic::Options::default()
         };
         let rnic = Rnic::start(&options, Arc::new(NoService), |_| registrar.memory()).map_err(failed)?;
@@ -122,7 +122,7 @@ impl Served {
     /// No socket, or too many queue pairs.
     pub fn initiator(&self) -> Result<Initiator, LabError> {
         let options = InitiatorOptions {
-            spin: SPIN,
+            busy_poll: BUSY_POLL,
             ..InitiatorOptions::default()
         };
         let mut initiator = Initiator::new(self.address()?, options).map_err(failed)?;

@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ferrite_fabric::spin::{SPIN, Spin};
+use ferrite_fabric::busy_poll::{BUSY_POLL, BusyPoll};
 use ferrite_roce::endpoint::{Connection, Endpoint, Taken};
 use ferrite_roce::memory::{Delivery, Fault, Memory, Message, Part, Received};
 use ferrite_roce::requester::{self, Failure, Outcome, PostError, Request};
@@ -51,7 +51,7 @@ pub struct Options {
     /// How long a blocking call may take.
     pub deadline: Duration,
     /// How long to poll for responses before sleeping.
-    pub spin: Duration,
+    pub busy_poll: Duration,
 }
 
 impl Default for Options {
@@ -62,7 +62,7 @@ impl Default for Options {
             retry_after: Duration::from_millis(67),
             retries: 7,
             deadline: Duration::from_secs(30),
-            spin: SPIN,
+            busy_poll: BUSY_POLL,
         }
     }
 }
@@ -136,7 +136,7 @@ pub struct Initiator {
     psn: Psn,
     mtu: Mtu,
     clock: Clock,
-    spin: Spin,
+    busy_poll: BusyPoll,
     next: u64,
     done: FxHashMap<u64, Result<Outcome, Failure>>,
     datagram: Vec<u8>,
@@ -175,7 +175,7 @@ impl Initiator {
             psn: random_psn(),
             mtu: options.mtu.unwrap_or(path.mtu).min(path.mtu),
             clock: Clock::new(),
-            spin: Spin::new(options.spin),
+            busy_poll: BusyPoll::new(options.busy_poll),
             options,
             next: 0,
             done: FxHashMap::default(),
@@ -332,10 +332,10 @@ impl Initiator {
             false => PollFlags::IN,
         };
         let (port, socket) = (&mut self.port, &self.socket);
-        self.spin.wait(
+        self.busy_poll.wait(
             || {
                 let is_due = timeout_ns.is_some_and(|at_ns| clock.now_ns() >= at_ns);
-                (port.look_a_while() || is_due).then_some(())
+                (port.poll_a_while() || is_due).then_some(())
             },
             || {
                 let until_timer = timeout_ns.map(|at_ns| at_ns.saturating_sub(clock.now_ns()));
@@ -349,7 +349,7 @@ impl Initiator {
 
     /// Processes received packets; returns whether there were any.
     fn receive(&mut self) -> bool {
-        if !self.port.look() {
+        if !self.port.poll() {
             return false;
         }
         let now_ns = self.clock.now_ns();

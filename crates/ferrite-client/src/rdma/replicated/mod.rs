@@ -104,7 +104,7 @@ struct Order {
     /// A copy was left out, and the others have not recorded it yet.
     is_raise_due: bool,
     /// Pending questions to copies whether they know of another writer.
-    looks: Vec<Option<Reply<Option<View>>>>,
+    polls: Vec<Option<Reply<Option<View>>>>,
     /// The copy that knows of one.
     superseded: Option<String>,
 }
@@ -373,11 +373,11 @@ impl ReplicatedFile {
     fn look_for_another(&self, order: &mut Order) -> Option<String> {
         let own = order.view;
         for (index, copy) in self.copies.iter().enumerate() {
-            let look = order.looks[index].get_or_insert_with(|| copy.ask(|side| side.view()));
-            let Some(reply) = look.poll() else {
+            let poll = order.polls[index].get_or_insert_with(|| copy.ask(|side| side.view()));
+            let Some(reply) = poll.poll() else {
                 continue;
             };
-            order.looks[index] = None;
+            order.polls[index] = None;
             if let Ok(Some(view)) = reply
                 && view.set == own.set
                 && view.ballot > own.ballot
@@ -574,7 +574,7 @@ impl Order {
             states: states.collect(),
             next_read: 0,
             is_raise_due: false,
-            looks: found.iter().map(|_| None).collect(),
+            polls: found.iter().map(|_| None).collect(),
             superseded: None,
         };
         let size_of = |index: usize| found[index].as_ref().map_or(0, |found| found.size);

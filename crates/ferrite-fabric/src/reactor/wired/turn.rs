@@ -9,21 +9,21 @@ use std::time::Instant;
 
 use rustix::event::epoll::EventFlags;
 
-use super::{Event, Fabrics, Held, KEPT_BYTES, LOOKS, LOOKS_MAX};
+use super::{Event, Fabrics, Held, KEPT_BYTES, POLLS, POLLS_MAX};
 use crate::fabric::{Reply, mark_apart};
 use crate::reactor::connection::Connection;
 use crate::reactor::{Close, Data, QUEUED_BYTES_MAX, Reactor, Service};
 
 impl<S: Service> Reactor<S> {
     /// Polls the fabrics, a number of times if they have users, and serves the arrivals. False if more may have come.
-    pub(in crate::reactor) fn look(&mut self) -> bool {
+    pub(in crate::reactor) fn poll(&mut self) -> bool {
         if !self.fabrics.is_used() {
             return true;
         }
         let mut idle = 0;
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..POLLS_MAX {
             let mut events = Vec::new();
-            let has_worked = self.fabrics.look(&mut events);
+            let has_worked = self.fabrics.poll(&mut events);
             let mut touched = std::mem::take(&mut self.fabrics.blocked);
             for event in events {
                 self.handle(event, &mut touched);
@@ -34,7 +34,7 @@ impl<S: Service> Reactor<S> {
                 self.serve(number, EventFlags::empty());
             }
             idle = if has_worked { 0 } else { idle + 1 };
-            if idle >= LOOKS {
+            if idle >= POLLS {
                 return true;
             }
             if !has_worked {

@@ -1,18 +1,18 @@
 //! Polling for a while before sleeping, where that pays.
 //!
-//! Contents: [`Spin`], for threads that wait for a socket: the threads of a server, the receiver of a client, and the
-//! adapter of `ferrite-rnic` at both ends. Waking a thread on another core takes longer than most requests, so a thread
-//! that sleeps for each reply waits mostly for its wake-up. But polling takes a core from others, and is in vain if
-//! the awaited event comes from a thread that needs this very core.
+//! Contents: [`BusyPoll`], for threads that wait for a socket: the threads of a server, the receiver of a client, and
+//! the adapter of `ferrite-rnic` at both ends. Waking a thread on another core takes longer than most requests, so a
+//! thread that sleeps for each reply waits mostly for its wake-up. But polling takes a core from others, and is in vain
+//! if the awaited event comes from a thread that needs this very core.
 //!
 //! So the time to poll depends on the results before. After a sleep that was short enough, the next poll is longer; a
-//! long one ends polling, so that an idle thread sleeps. Between two looks the thread yields the core, and if another
+//! long one ends polling, so that an idle thread sleeps. Between two polls the thread yields the core, and if another
 //! thread takes it, the next waits do not poll; their number grows while that recurs.
 
 use std::time::{Duration, Instant};
 
 /// How long a thread that waits for a socket polls before it sleeps, at most, by default.
-pub const SPIN: Duration = Duration::from_micros(200);
+pub const BUSY_POLL: Duration = Duration::from_micros(200);
 /// The first time to poll.
 const FIRST: Duration = Duration::from_micros(10);
 /// If yielding the core takes longer, another thread took it. In vain it takes a few tenths of a microsecond.
@@ -44,7 +44,7 @@ impl Core for Machine {
 
 /// How long to poll before sleeping.
 #[derive(Debug)]
-pub struct Spin<C = Machine> {
+pub struct BusyPoll<C = Machine> {
     core: C,
     most: Duration,
     window: Duration,
@@ -53,16 +53,16 @@ pub struct Spin<C = Machine> {
     next_rests: u32,
 }
 
-impl Spin {
+impl BusyPoll {
     /// A value that polls for `most` at most; zero: not at all.
-    pub fn new(most: Duration) -> Spin {
-        Spin::on(Machine, most)
+    pub fn new(most: Duration) -> BusyPoll {
+        BusyPoll::on(Machine, most)
     }
 }
 
-impl<C: Core> Spin<C> {
-    fn on(core: C, most: Duration) -> Spin<C> {
-        Spin {
+impl<C: Core> BusyPoll<C> {
+    fn on(core: C, most: Duration) -> BusyPoll<C> {
+        BusyPoll {
             core,
             most,
             window: Duration::ZERO,
@@ -73,12 +73,12 @@ impl<C: Core> Spin<C> {
 
     /// Polls until something is found, or it is time to sleep. `sleep` also tells whether it ended because something
     /// came.
-    pub fn wait<T>(&mut self, look: impl FnMut() -> Option<T>, sleep: impl FnOnce() -> (T, bool)) -> T {
+    pub fn wait<T>(&mut self, poll_once: impl FnMut() -> Option<T>, sleep: impl FnOnce() -> (T, bool)) -> T {
         if self.rests > 0 || self.most.is_zero() {
             self.rests = self.rests.saturating_sub(1);
             return sleep().0;
         }
-        if let Some(found) = self.look(look) {
+        if let Some(found) = self.poll(poll_once) {
             return found;
         }
         let began = self.core.now();
@@ -90,14 +90,14 @@ impl<C: Core> Spin<C> {
         found
     }
 
-    fn look<T>(&mut self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    fn poll<T>(&mut self, mut poll_once: impl FnMut() -> Option<T>) -> Option<T> {
         if self.window.is_zero() {
             return None;
         }
         let began = self.core.now();
         let mut last = began;
         loop {
-            if let Some(found) = look() {
+            if let Some(found) = poll_once() {
                 self.next_rests = RESTS.0;
                 return Some(found);
             }
@@ -109,7 +109,7 @@ impl<C: Core> Spin<C> {
             last = self.core.now();
             if last - offered >= TAKEN {
                 self.rest();
-                return look();
+                return poll_once();
             }
         }
     }
@@ -167,10 +167,10 @@ mod tests {
     }
 
     /// How often it polls before it sleeps, in a wait that then takes so long.
-    fn looks(spin: &mut Spin<&Model>, slept: Duration) -> usize {
+    fn polls(busy_poll: &mut BusyPoll<&Model>, slept: Duration) -> usize {
         let mut count = 0;
-        let core = spin.core;
-        spin.wait(
+        let core = busy_poll.core;
+        busy_poll.wait(
             || {
                 count += 1;
                 None
@@ -186,54 +186,58 @@ mod tests {
     #[test]
     fn who_is_idle_sleeps_at_once() {
         let core = model();
-        let mut spin = Spin::on(&core, MOST);
-        assert_eq!(looks(&mut spin, Duration::from_micros(50)), 0, "nothing is known yet");
-        assert!(looks(&mut spin, Duration::from_secs(1)) > 0);
-        assert_eq!(looks(&mut spin, Duration::ZERO), 0);
-        assert!(looks(&mut spin, Duration::ZERO) > 0);
-        spin.wait(|| None, || ((), false));
-        assert_eq!(looks(&mut spin, Duration::ZERO), 0, "nothing came at all");
+        let mut busy_poll = BusyPoll::on(&core, MOST);
+        assert_eq!(
+            polls(&mut busy_poll, Duration::from_micros(50)),
+            0,
+            "nothing is known yet"
+        );
+        assert!(polls(&mut busy_poll, Duration::from_secs(1)) > 0);
+        assert_eq!(polls(&mut busy_poll, Duration::ZERO), 0);
+        assert!(polls(&mut busy_poll, Duration::ZERO) > 0);
+        busy_poll.wait(|| None, || ((), false));
+        assert_eq!(polls(&mut busy_poll, Duration::ZERO), 0, "nothing came at all");
     }
 
     #[test]
-    fn short_sleeps_lengthen_the_look_up_to_its_limit() {
+    fn short_sleeps_lengthen_the_poll_up_to_its_limit() {
         let core = model();
-        let mut spin = Spin::on(&core, MOST);
+        let mut busy_poll = BusyPoll::on(&core, MOST);
         let mut windows = Vec::new();
         for _ in 0..6 {
             let began = core.now.get();
-            looks(&mut spin, Duration::ZERO);
+            polls(&mut busy_poll, Duration::ZERO);
             windows.push((core.now.get() - began).as_nanos().div_ceil(1_000));
         }
-        assert_eq!(windows, [0, 11, 21, 41, 81, 101], "at most one look past the window");
-        let mut never = Spin::on(&core, Duration::ZERO);
-        assert_eq!(looks(&mut never, Duration::ZERO) + looks(&mut never, Duration::ZERO), 0);
+        assert_eq!(windows, [0, 11, 21, 41, 81, 101], "at most one poll past the window");
+        let mut never = BusyPoll::on(&core, Duration::ZERO);
+        assert_eq!(polls(&mut never, Duration::ZERO) + polls(&mut never, Duration::ZERO), 0);
     }
 
     #[test]
     fn who_shares_a_core_rests_ever_longer() {
         let core = model();
         let free = core.offer.get();
-        let mut spin = Spin::on(&core, MOST);
-        looks(&mut spin, Duration::ZERO);
+        let mut busy_poll = BusyPoll::on(&core, MOST);
+        polls(&mut busy_poll, Duration::ZERO);
         for rests in [1, 2, 4, 8] {
             core.offer.set(TAKEN);
             assert_eq!(
-                looks(&mut spin, Duration::ZERO),
+                polls(&mut busy_poll, Duration::ZERO),
                 2,
                 "once more after its core was taken"
             );
             core.offer.set(free);
             for _ in 0..rests {
-                assert_eq!(looks(&mut spin, Duration::ZERO), 0, "it rests {rests} times");
+                assert_eq!(polls(&mut busy_poll, Duration::ZERO), 0, "it rests {rests} times");
             }
-            assert!(looks(&mut spin, Duration::ZERO) > 2, "and not longer");
+            assert!(polls(&mut busy_poll, Duration::ZERO) > 2, "and not longer");
         }
-        assert_eq!(spin.look(|| Some(1)), Some(1));
+        assert_eq!(busy_poll.poll(|| Some(1)), Some(1));
         core.offer.set(TAKEN);
-        looks(&mut spin, Duration::ZERO);
+        polls(&mut busy_poll, Duration::ZERO);
         core.offer.set(free);
-        assert_eq!(looks(&mut spin, Duration::ZERO), 0);
-        assert!(looks(&mut spin, Duration::ZERO) > 0, "looking pays again");
+        assert_eq!(polls(&mut busy_poll, Duration::ZERO), 0);
+        assert!(polls(&mut busy_poll, Duration::ZERO) > 0, "polling pays again");
     }
 }
