@@ -6,6 +6,6 @@ mod calls;
 mod faults;
 mod faulty;
 mod memfs;
-mod own;
 mod remote;
+mod replay;
 mod traced;

@@ -12,11 +12,11 @@ use ferrite_vfs::{Cred, FsError, NewNode, RenameMode, XattrMode};
 use crate::attributes::action::STAT;
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
+use crate::fork_guard::ForkGuard;
 use crate::fs::{Fs, bytes};
 use crate::listing::ReadDir;
 use crate::metadata::{FileTimes, Metadata};
 use crate::open::OpenOptions;
-use crate::own::Own;
 
 /// An open directory. It stays the same directory if it is renamed. A removed one is empty, and nothing can be created
 /// in it (`ENOENT`). Clones share one handle; dropping the last one closes it.
@@ -27,7 +27,7 @@ use crate::own::Own;
 pub struct Dir {
     /// With relative paths that start here.
     fs: Fs,
-    handle: Own<Arc<ferrite_vfs::Dir>>,
+    handle: ForkGuard<Arc<ferrite_vfs::Dir>>,
 }
 
 macro_rules! as_fs {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
 use ferrite_vfs::{FsError, SpaceOf};
 
-use crate::own::Forked;
+use crate::fork_guard::Forked;
 
 /// Result of this library's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -21,9 +21,9 @@ use parking_lot::Mutex;
 
 use crate::attributes::{action::*, os_strings};
 use crate::error::{Cause, Error, Result};
+use crate::fork_guard::ForkGuard;
 use crate::fs::{Fs, Parts};
 use crate::metadata::{FileTimes, Metadata, mode_request, owner_request};
-use crate::own::Own;
 
 pub(crate) const READ: &str = "read";
 const WRITE: &str = "write";
@@ -35,7 +35,7 @@ const SEEK: &str = "seek in";
 /// [`FileExt`] do not use it. Errors of [`Read`], [`Write`], [`Seek`] and [`FileExt`] have the error number of the
 /// operation (`EBADF` if the file is not open for it).
 pub struct File {
-    open: Own<Arc<Open>>,
+    open: ForkGuard<Arc<Open>>,
 }
 
 /// State shared by all clones of a file.

@@ -12,9 +12,9 @@ use ferrite_vfs::volume::{Volume, VolumeError, VolumeErrorKind};
 use ferrite_vfs::{Cred, FileSystem, StatFs, Vfs};
 
 use crate::error::{Cause, Error, Result};
+use crate::fork_guard::ForkGuard;
 use crate::info::{self, PoolInfo};
 use crate::options::VolumeOptions;
-use crate::own::Own;
 use crate::pool::{self, MkfsOptions, MountOptions};
 use crate::volume::Address;
 
@@ -38,7 +38,7 @@ const OPEN_VOLUME: &str = "open the volume";
 /// the other lock calls wait for other users of a file.
 #[derive(Clone)]
 pub struct Fs {
-    parts: Own<Arc<Parts>>,
+    parts: ForkGuard<Arc<Parts>>,
 }
 
 /// State shared by all handles of one file system.
@@ -142,7 +142,7 @@ impl Fs {
             prefix: Path::new("").into(),
         };
         Ok(Fs {
-            parts: Own::new(Arc::new(parts), Some(origin)),
+            parts: ForkGuard::new(Arc::new(parts), Some(origin)),
         })
     }
 
@@ -165,7 +165,7 @@ impl Fs {
             prefix: Path::new("").into(),
         };
         Fs {
-            parts: Own::new(Arc::new(parts), None),
+            parts: ForkGuard::new(Arc::new(parts), None),
         }
     }
 
@@ -219,7 +219,7 @@ impl Fs {
         &self.parts.peek().prefix
     }
 
-    pub(crate) fn parts(&self) -> &Own<Arc<Parts>> {
+    pub(crate) fn parts(&self) -> &ForkGuard<Arc<Parts>> {
         &self.parts
     }
 
@@ -229,7 +229,7 @@ impl Fs {
         action: &'static str,
         path: &Path,
         f: impl FnOnce(&Vfs, &[u8]) -> ferrite_vfs::Result<T>,
-    ) -> Result<Own<T>> {
+    ) -> Result<ForkGuard<T>> {
         let handle = self.run(action, path, f)?;
         Ok(self.parts.map(|_| handle))
     }

@@ -11,13 +11,13 @@ use ferrite_vfs::{FileKind, FsError, posix};
 
 use crate::attributes::action::STAT;
 use crate::error::{Cause, Error, Result};
+use crate::fork_guard::ForkGuard;
 use crate::fs::Fs;
 use crate::metadata::{FileType, Metadata};
-use crate::own::Own;
 
 /// The directory that is listed.
 struct Listed {
-    handle: Own<Arc<ferrite_vfs::Dir>>,
+    handle: ForkGuard<Arc<ferrite_vfs::Dir>>,
     /// The file system with relative paths that start here.
     fs: Fs,
     /// Its path in the form the caller gave.
@@ -96,7 +96,12 @@ const BATCH: usize = 256;
 
 impl ReadDir {
     /// Lists the directory `handle`, where `fs` starts, opened as `path`.
-    pub(crate) fn new(handle: Own<Arc<ferrite_vfs::Dir>>, fs: Fs, path: &Path, with_metadata: bool) -> Result<ReadDir> {
+    pub(crate) fn new(
+        handle: ForkGuard<Arc<ferrite_vfs::Dir>>,
+        fs: Fs,
+        path: &Path,
+        with_metadata: bool,
+    ) -> Result<ReadDir> {
         // Check the path here, so that errors in it do not wait for the first entry.
         let path = path.to_path_buf();
         let mut listing = ReadDir {

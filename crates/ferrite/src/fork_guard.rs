@@ -1,13 +1,13 @@
-//! [`Own`]: handles that only the process that opened a pool may use or drop.
+//! [`ForkGuard`]: handles that only the process that opened a pool may use or drop.
 //!
 //! Invariant: after a `fork` the child does not touch the pool through its handles. It has the mapping, but its locks
 //! are copies and the threads are gone, so using the pool, or even closing it, would be unsafe. Every handle of this
-//! crate is an `Own`, or holds one and nothing else of the pool.
+//! crate is a `ForkGuard`, or holds one and nothing else of the pool.
 
 use ferrite_pm::fork::Origin;
 
 /// One or more handles of a pool. `T` is cheap to clone, and its clones keep the underlying object alive.
-pub(crate) struct Own<T: Clone> {
+pub(crate) struct ForkGuard<T: Clone> {
     value: T,
     /// `None` for memory that a child may use, because it gets a separate copy.
     origin: Option<Origin>,
@@ -17,10 +17,10 @@ pub(crate) struct Own<T: Clone> {
 #[derive(Debug)]
 pub(crate) struct Forked;
 
-impl<T: Clone> Own<T> {
+impl<T: Clone> ForkGuard<T> {
     /// A handle that belongs to the process `origin`, or to any process.
-    pub(crate) fn new(value: T, origin: Option<Origin>) -> Own<T> {
-        Own { value, origin }
+    pub(crate) fn new(value: T, origin: Option<Origin>) -> ForkGuard<T> {
+        ForkGuard { value, origin }
     }
 
     fn is_ours(&self) -> bool {
@@ -39,18 +39,18 @@ impl<T: Clone> Own<T> {
     }
 
     /// Another handle with the same owner, derived from this one. `f` must not use the pool.
-    pub(crate) fn map<U: Clone>(&self, f: impl FnOnce(&T) -> U) -> Own<U> {
-        Own::new(f(&self.value), self.origin)
+    pub(crate) fn map<U: Clone>(&self, f: impl FnOnce(&T) -> U) -> ForkGuard<U> {
+        ForkGuard::new(f(&self.value), self.origin)
     }
 }
 
-impl<T: Clone> Clone for Own<T> {
+impl<T: Clone> Clone for ForkGuard<T> {
     fn clone(&self) -> Self {
         self.map(T::clone)
     }
 }
 
-impl<T: Clone> Drop for Own<T> {
+impl<T: Clone> Drop for ForkGuard<T> {
     fn drop(&mut self) {
         if !self.is_ours() {
             // One more clone, which is leaked: so the last one is never dropped, and nothing is closed or unpinned.
