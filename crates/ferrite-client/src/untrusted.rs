@@ -297,11 +297,11 @@ mod tests {
             let refused = Progress::behind(0).entry(&entry(name, 1));
             assert!(refused.is_err(), "{}", name.escape_ascii());
         }
-        let hostile = Progress::behind(0)
+        let forged = Progress::behind(0)
             .entry(&entry(b"\x1b]0;x\x07/", 1))
             .unwrap_err()
             .to_string();
-        assert!(!hostile.contains('\x1b') && hostile.contains("\\x1b"), "{hostile}");
+        assert!(!forged.contains('\x1b') && forged.contains("\\x1b"), "{forged}");
         for name in [&b"..."[..], b".x", b"\xff\n", &long[1..]] {
             Progress::behind(0).entry(&entry(name, 1)).unwrap();
         }

@@ -9,14 +9,14 @@
 //! Invariant: nothing that a peer sends makes this crate allocate more than one frame's worth of memory, or panic.
 #![deny(unsafe_code)]
 
+#[cfg(all(test, feature = "fabric"))]
+mod adversarial;
 pub mod busy_poll;
 pub mod connection;
 mod error;
 #[cfg(feature = "fabric")]
 mod fabric;
 pub mod frame;
-#[cfg(all(test, feature = "fabric"))]
-mod hostile;
 mod link;
 mod lock_order;
 #[cfg(feature = "fabric")]

@@ -2,10 +2,10 @@
 //!
 //! They are linked once; `scripts/run-tests.py` runs each module in a process of its own.
 
+mod adversarial;
 mod connections;
 mod exchange;
 mod fuzz_corpus;
-mod hostile;
 mod requester;
 mod responder;
 #[path = "../../../fuzz/src/roce.rs"]

@@ -552,7 +552,7 @@ fn who_dies_with_a_lock_does_not_keep_the_server() {
         let mut bystander = Bystander(connection, receiver);
         bystander.goes_on();
         let mut child = Command::new(std::env::current_exe().expect("this program"))
-            .args(["hostile::who_dies", "--exact", "--nocapture"])
+            .args(["adversarial::who_dies", "--exact", "--nocapture"])
             .env(DIES, format!("{} {} {whose}", site.address, getpid().as_raw_nonzero()))
             .stdout(Stdio::piped())
             .spawn()
