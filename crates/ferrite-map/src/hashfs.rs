@@ -28,7 +28,7 @@ use crate::bounds::Bounds;
 use crate::load;
 use crate::simd::{self, Level};
 use crate::{
-    Astray, BlockNo, Broken, FileMap, Geometry, HashedKeys, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId,
+    Affected, BlockNo, Broken, FileMap, Geometry, HashedKeys, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId,
     PageWord, Resource, SlotNo, SlotOffsets, Slots, StoredWord, TransCache,
 };
 
@@ -501,9 +501,9 @@ impl FileMap for HashFs {
             if ino == Inum::NONE || ino.get() >= self.geometry.inodes || !self.geometry.is_data_block(word.page()) {
                 let page = word.page();
                 broken(Broken {
-                    astray: Astray::Nothing,
+                    affected: Affected::Nothing,
                     what: format!("slot {slot} maps page {lblk} of inode {ino} to block {page}"),
-                    cure: vec![
+                    repair: vec![
                         StoredWord::new(self.key_offset(slot), 0),
                         StoredWord::new(self.word_offset(slot), 0),
                     ],

@@ -34,7 +34,7 @@ use crate::bounds::Bounds;
 use crate::load;
 use crate::move_lock::MoveLock;
 use crate::{
-    Astray, BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageRange,
+    Affected, BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageRange,
     PageWord, Resource, SlotNo, Slots, StoredWord, TransCache,
 };
 
@@ -604,9 +604,9 @@ impl FileMap for Leaf {
             let (offset, right) = (self.active_offset(copy), encode_active(active));
             if decode_active(self.region.load(offset)) != Some(active) {
                 broken(Broken {
-                    astray: Astray::Nothing,
+                    affected: Affected::Nothing,
                     what: format!("the number of active lines is damaged; it is {active}"),
-                    cure: vec![StoredWord::new(offset, right)],
+                    repair: vec![StoredWord::new(offset, right)],
                 });
             }
         }
@@ -629,9 +629,9 @@ impl FileMap for Leaf {
             };
             let offset = self.header_offset(line);
             broken(Broken {
-                astray: Astray::Nothing,
+                affected: Affected::Nothing,
                 what,
-                cure: cleared.map(|word| StoredWord::new(offset + word * 8, 0)).collect(),
+                repair: cleared.map(|word| StoredWord::new(offset + word * 8, 0)).collect(),
             });
         }
     }

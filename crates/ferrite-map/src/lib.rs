@@ -199,7 +199,7 @@ impl MapEntry {
 
 /// Which pages lookups may find in the wrong place because of something broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Astray {
+pub enum Affected {
     /// None for sure.
     Nothing,
     /// All pages of an inode.
@@ -212,11 +212,11 @@ pub enum Astray {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
     /// The pages it affects, if that is certain: an entry of a table names its owner, and the name may be damaged.
-    pub astray: Astray,
+    pub affected: Affected,
     /// A description of the fault, and its place.
     pub what: String,
     /// Words to store, which remove the fault with all pages that only it led to.
-    pub cure: Vec<StoredWord>,
+    pub repair: Vec<StoredWord>,
 }
 
 /// Number of a structure's entries.

@@ -109,7 +109,7 @@ impl Link {
 }
 
 /// Bits 35 to 48 of a link with these fields. Nodes have no headers, so a damaged link must show itself: it may lead to
-/// another file's data, which a cure of its "words" would destroy.
+/// another file's data, which a repair of its "words" would destroy.
 fn check_bits(fields: u64) -> u64 {
     let mixed = (fields ^ fields >> 29).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ mixed >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);

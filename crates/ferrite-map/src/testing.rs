@@ -279,8 +279,8 @@ macro_rules! mapping_tests {
         }
 
         #[test]
-        fn damage_is_found_and_cured() {
-            crate::testing::harm::damage_is_found_and_cured::<$subject>();
+        fn damage_is_found_and_repaired() {
+            crate::testing::harm::damage_is_found_and_repaired::<$subject>();
         }
     };
 }

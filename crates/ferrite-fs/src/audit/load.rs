@@ -20,7 +20,7 @@ mod quarantine;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
-use ferrite_map::{Astray, BlockNo, Broken, FileMap, Inum, Lblk, MapEntry, MapError, PageId};
+use ferrite_map::{Affected, BlockNo, Broken, FileMap, Inum, Lblk, MapEntry, MapError, PageId};
 use ferrite_pm::Region;
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
@@ -50,7 +50,7 @@ const UNKNOWN: u32 = u32::MAX;
 /// is.
 const ASTRAY_DISTANCE: u64 = 16;
 /// Most pages that are checked a second time; with more the pool is ruined, which shows elsewhere.
-const ASTRAY_MAX: usize = 1 << 16;
+const AFFECTED_MAX: usize = 1 << 16;
 
 /// The tables of a pool, and the DRAM tables to be filled from them.
 pub(crate) struct Tables<'m> {
@@ -85,7 +85,7 @@ struct Mapped {
     /// The end of the last written one.
     ends: Vec<AtomicU32>,
     /// Pages that may be in the wrong place.
-    astray: Mutex<Vec<MapEntry>>,
+    affected: Mutex<Vec<MapEntry>>,
     /// Pages of inodes that cannot exist.
     strange: AtomicU64,
     logged: Mutex<Vec<MapEntry>>,
@@ -100,7 +100,7 @@ impl Tables<'_> {
         let mapped = Mapped {
             pages: counters(),
             ends: counters(),
-            astray: Mutex::default(),
+            affected: Mutex::default(),
             strange: AtomicU64::new(0),
             logged: Mutex::default(),
             conflicts: Mutex::default(),
@@ -119,7 +119,7 @@ impl Tables<'_> {
             Err(error) => self.judge_mapping(&error, &mapped, &mut quarantine),
         }
         self.judge_counts(&inodes, &mapped, &mut quarantine);
-        self.judge_astray(&mapped, &mut quarantine);
+        self.judge_affected(&mapped, &mut quarantine);
         self.load_logs(&mapped, &mut quarantine);
         // After the logs, whose entries have checksums: the block that a damaged inode names for its attributes may
         // belong to anything.
@@ -147,9 +147,9 @@ impl Tables<'_> {
             }
             let distance = hashfs.map_or(0, |map| map.distance(PageId::new(entry.ino, entry.lblk), entry.slot));
             if distance >= ASTRAY_DISTANCE || data_sum::misplaced(self.region, self.superblock, &entry).is_some() {
-                let mut astray = mapped.astray.lock();
-                if astray.len() < ASTRAY_MAX {
-                    astray.push(entry);
+                let mut affected = mapped.affected.lock();
+                if affected.len() < AFFECTED_MAX {
+                    affected.push(entry);
                 }
             }
             if entry.word.page() != BlockNo::NONE {
@@ -246,11 +246,11 @@ impl Tables<'_> {
             quarantine.stop(error.to_string());
         }
         let why = "its part of the mapping is damaged";
-        for Broken { astray, what, .. } in found {
-            match astray {
-                Astray::Nothing => {}
-                Astray::Inode(ino) => quarantine.spoil_inode(ino, why),
-                Astray::Pages(ino, first, count) => {
+        for Broken { affected, what, .. } in found {
+            match affected {
+                Affected::Nothing => {}
+                Affected::Inode(ino) => quarantine.spoil_inode(ino, why),
+                Affected::Pages(ino, first, count) => {
                     first
                         .onwards()
                         .take(count as usize)
@@ -361,8 +361,8 @@ impl Tables<'_> {
 
     /// Pages that are mapped as others than they were written as, which leave holes where they belong: keys of HashFS
     /// that do not fit where they lie, or that are there twice; and blocks whose checksums identify another page.
-    fn judge_astray(&self, mapped: &Mapped, quarantine: &mut Quarantine) {
-        for &at in mapped.astray.lock().iter() {
+    fn judge_affected(&self, mapped: &Mapped, quarantine: &mut Quarantine) {
+        for &at in mapped.affected.lock().iter() {
             if let Some(what) = pages::place(self.view(), &at) {
                 self.quarantine(&Wrong::Page { at, what }, quarantine);
             }

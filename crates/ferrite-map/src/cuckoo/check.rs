@@ -5,7 +5,7 @@
 
 use super::Cuckoo;
 use super::runs::{MAX_RUN, Range, View};
-use crate::{Astray, Broken, MapEntry, PageId, PageWord, StoredWord};
+use crate::{Affected, Broken, MapEntry, PageId, PageWord, StoredWord};
 
 /// See [`crate::FileMap::check`].
 pub(super) fn check(map: &Cuckoo, visit: &mut dyn FnMut(MapEntry), broken: &mut dyn FnMut(Broken)) {
@@ -13,9 +13,9 @@ pub(super) fn check(map: &Cuckoo, visit: &mut dyn FnMut(MapEntry), broken: &mut 
         let Some(entry) = map.entry(slot) else { continue };
         if let Some(what) = map.fault_of(&entry).or_else(|| fault_of_twin(map, &entry)) {
             broken(Broken {
-                astray: Astray::Nothing,
+                affected: Affected::Nothing,
                 what,
-                cure: vec![
+                repair: vec![
                     StoredWord::new(map.key_offset(slot), 0),
                     StoredWord::new(map.word_offset(slot), 0),
                     StoredWord::new(map.range_offset(slot), 0),
@@ -26,9 +26,9 @@ pub(super) fn check(map: &Cuckoo, visit: &mut dyn FnMut(MapEntry), broken: &mut 
         visit(entry);
         if let Some(what) = fault_of_range(map, &entry) {
             broken(Broken {
-                astray: Astray::Pages(entry.ino, entry.lblk, 1 + followers(map, &entry)),
+                affected: Affected::Pages(entry.ino, entry.lblk, 1 + followers(map, &entry)),
                 what,
-                cure: vec![StoredWord::new(map.range_offset(slot), Range::LONE.0)],
+                repair: vec![StoredWord::new(map.range_offset(slot), Range::LONE.0)],
             });
         }
     }

@@ -468,9 +468,9 @@ fn swings_stay_clear_of_moves_and_runs() {
     }
 }
 
-/// Senseless keys and words, keys away from home and twins are reported and cured; the sound rest is still shown.
+/// Senseless keys and words, keys away from home and twins are reported and repaired; the sound rest is still shown.
 #[test]
-fn damage_is_named_and_cured() {
+fn damage_is_named_and_repaired() {
     for hit in 0..6 {
         let bed = Bed::<Cuckoo>::new(100, 3);
         let sound = bed.insert(1, 1).expect("space");
@@ -504,12 +504,12 @@ fn damage_is_named_and_cured() {
             assert!(matches!(found, Err(MapError::Damaged(_))), "hit {hit}");
             assert_eq!(map.get(PageId::from_raw(1, 1)), sound);
         }
-        for &StoredWord { offset, value } in &broken[0].cure {
+        for &StoredWord { offset, value } in &broken[0].repair {
             bed.region.store(offset, value);
         }
         assert_eq!(faults(&bed.map), []);
         let (map, found) = bed.remounted();
-        assert_eq!(found.expect("cured").len(), 1);
+        assert_eq!(found.expect("repaired").len(), 1);
         assert_eq!(map.get(PageId::from_raw(1, 1)), sound);
     }
 }

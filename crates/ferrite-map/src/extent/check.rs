@@ -3,10 +3,10 @@
 //! Contents: a walk over whole trees. It shows the sound parts and, for each impossible one, the words that remove it.
 //! Called by [`ExtentTree`]'s `load` and `check`.
 //!
-//! A walk sees the tree as cured: it leaves out the broken parts, and the rest decides which pages belong to which
-//! node. A cure clears one key, one index word or one root, or restores the range of a leaf. That gives pages to
-//! neighbours and never takes any away, so no cure breaks a sound part. A walk shows exactly what lookups find once all
-//! cures are stored.
+//! A walk sees the tree as repaired: it leaves out the broken parts, and the rest decides which pages belong to which
+//! node. A repair clears one key, one index word or one root, or restores the range of a leaf. That gives pages to
+//! neighbours and never takes any away, so no repair breaks a sound part. A walk shows exactly what lookups find once
+//! all repairs are stored.
 //!
 //! Invariant: a block is claimed in `seen` by the first pointer with the right inode and level, so no node is shown
 //! twice. Levels count down, so the walk ends.
@@ -18,7 +18,7 @@ use super::node::{
 };
 use super::{ExtentTree, entry};
 use crate::bitmap::AtomicBitmap;
-use crate::{Astray, BlockNo, Broken, Inum, MapEntry, PageRange, StoredWord};
+use crate::{Affected, BlockNo, Broken, Inum, MapEntry, PageRange, StoredWord};
 
 /// A node to examine, and the path to it.
 #[derive(Debug, Clone, Copy)]
@@ -85,12 +85,12 @@ impl ExtentTree {
 }
 
 impl Walk<'_> {
-    fn report(&mut self, what: String, cure: StoredWord) {
+    fn report(&mut self, what: String, repair: StoredWord) {
         let what = format!("extent tree of inode {}: {what}", self.ino);
         (self.broken)(Broken {
-            astray: Astray::Inode(self.ino),
+            affected: Affected::Inode(self.ino),
             what,
-            cure: vec![cure],
+            repair: vec![repair],
         });
     }
 

@@ -573,7 +573,7 @@ fn broken_by(bed: &Bed<ExtentTree>, offset: u64, value: u64) -> Vec<Broken> {
     broken
 }
 
-/// Parts that no lookup could follow, or find, are broken; their cure touches nothing else.
+/// Parts that no lookup could follow, or find, are broken; their repair touches nothing else.
 #[test]
 fn impossible_trees_are_broken() {
     let bed = two_leaves();
@@ -586,7 +586,7 @@ fn impossible_trees_are_broken() {
     let child_offset = |at: usize| root.key_offset(0, children[at].slot);
     let only = |broken: Vec<Broken>, offset: u64| {
         assert!(
-            broken.iter().any(|broken| broken.cure == [StoredWord::new(offset, 0)]),
+            broken.iter().any(|one| one.repair == [StoredWord::new(offset, 0)]),
             "{broken:?} does not clear {offset}"
         );
     };
@@ -618,7 +618,7 @@ fn impossible_trees_are_broken() {
         let found = broken_by(&bed, offset, node::key_word(start, len));
         assert!(!found.is_empty(), "{start}, {len}");
     }
-    // The cure drops the later one, whichever is wrong.
+    // The repair drops the later one, whichever is wrong.
     let found = broken_by(&bed, offset, node::key_word(2, 1));
     only(found, offset);
     // Words that name no data block, and pages with one log.
@@ -632,17 +632,17 @@ fn impossible_trees_are_broken() {
     let found = broken_by(&bed, node::header_offset(first.block), few);
     let right = node::header(Inum::new(INO), 0, node::GROUPS);
     let right = [StoredWord::new(node::header_offset(first.block), right)];
-    assert!(found.iter().all(|broken| broken.cure == right));
+    assert!(found.iter().all(|broken| broken.repair == right));
     // A leaf that claims pages of its neighbour: cursors would trust it.
     let found = broken_by(&bed, first.range_offset(), node::range_word(0, 1000));
     assert_eq!(found.len(), 1);
     let right = StoredWord::new(first.range_offset(), node::range_word(0, 240));
-    assert_eq!(found[0].cure, [right]);
+    assert_eq!(found[0].repair, [right]);
 }
 
-/// Damage in trees of several levels is cured in few rounds, and files then work: every page can be mapped and removed.
+/// Damage in trees of several levels is repaired in few rounds, and files then work: pages can be mapped and removed.
 #[test]
-fn cured_trees_work() {
+fn repaired_trees_work() {
     for_seeds(30, |seed| {
         let mut rng = Rng::new(seed);
         let mut bed = Bed::<ExtentTree>::new(1000, rng.next_u64());
@@ -667,11 +667,11 @@ fn cured_trees_work() {
         }
         let mut rounds = 0;
         loop {
-            let cures: Vec<StoredWord> = broken(&bed).into_iter().flat_map(|broken| broken.cure).collect();
-            if cures.is_empty() {
+            let repairs: Vec<StoredWord> = broken(&bed).into_iter().flat_map(|broken| broken.repair).collect();
+            if repairs.is_empty() {
                 break;
             }
-            for StoredWord { offset, value } in cures {
+            for StoredWord { offset, value } in repairs {
                 bed.region.store(offset, value);
             }
             rounds += 1;

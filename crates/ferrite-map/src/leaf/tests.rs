@@ -216,16 +216,16 @@ fn the_number_of_active_lines_survives_damage() {
         for &copy in hit {
             bed.region.store(bed.map.active_offset(copy), 0xdead_beef);
         }
-        let mut cures = Vec::new();
+        let mut repairs = Vec::new();
         bed.map
-            .check(&mut |_| {}, &mut |_| {}, &mut |broken| cures.extend(broken.cure));
-        cures
+            .check(&mut |_| {}, &mut |_| {}, &mut |broken| repairs.extend(broken.repair));
+        repairs
             .iter()
             .for_each(|&StoredWord { offset, value }| bed.region.store(offset, value));
         // A neighbouring number is just as good if no chunk distinguishes them.
         assert!(bed.map.stored_active().is_some_and(|found| found.abs_diff(active) < 4));
         let (map, found) = bed.remounted();
-        assert_eq!(found.expect("cured").len(), 900);
+        assert_eq!(found.expect("repaired").len(), 900);
         assert!((0..900).all(|n| map.get(PageId::from_raw(1 + n % 9, n * 3)) == word(&bed, n)));
     }
 }

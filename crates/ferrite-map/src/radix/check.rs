@@ -2,12 +2,12 @@
 //!
 //! Contents: [`Check`]. It reads every word of every node, whatever the links claim about them.
 //!
-//! Invariants: a node is entered once, so the check ends. No two cures of one check set the same word, and the cures of
-//! one check make everything sound: a link is compared with the words that will be left in its node.
+//! Invariants: a node is entered once, so the check ends. No two repairs of one check set the same word, and the
+//! repairs of one check make everything sound: a link is compared with the words that will be left in its node.
 
 use super::{LBLK_END, Link, NODE_WORDS, Radix, group_bit, slot_of};
 use crate::bitmap::AtomicBitmap;
-use crate::{Astray, BlockNo, Broken, Inum, Lblk, MapEntry, PageWord, SlotNo, StoredWord};
+use crate::{Affected, BlockNo, Broken, Inum, Lblk, MapEntry, PageWord, SlotNo, StoredWord};
 
 /// State of a check, and where it reports.
 pub(super) struct Check<'c> {
@@ -48,27 +48,27 @@ impl<'c> Check<'c> {
         }
     }
 
-    fn cure(&mut self, what: String, at: u64, word: u64) {
+    fn repair(&mut self, what: String, at: u64, word: u64) {
         (self.broken)(Broken {
-            astray: Astray::Inode(self.ino),
+            affected: Affected::Inode(self.ino),
             what: format!("inode {}: {what}", self.ino),
-            cure: vec![StoredWord::new(at, word)],
+            repair: vec![StoredWord::new(at, word)],
         });
     }
 
-    /// Checks the subtree of the link in `word`, stored at `at`. Returns whether the link remains when all is cured.
+    /// Checks the subtree of the link in `word`, stored at `at`. Returns whether the link remains when all is repaired.
     fn link(&mut self, at: u64, word: u64, height: Option<u32>, base: u64) -> bool {
         let link = self.map.link(word).filter(|link| {
             let is_as_high = height.is_none_or(|height| link.height == height);
             is_as_high && self.ino != Inum::NONE && base < LBLK_END
         });
         let Some(link) = link else {
-            self.cure(format!("{word:#018x} at offset {at} is no link"), at, 0);
+            self.repair(format!("{word:#018x} at offset {at} is no link"), at, 0);
             return false;
         };
         if !self.map.claim_node(&self.nodes, link) {
             let block = link.block;
-            self.cure(format!("block {block}, linked at offset {at}, is another node"), at, 0);
+            self.repair(format!("block {block}, linked at offset {at}, is another node"), at, 0);
             return false;
         }
         (self.node)(link.block);
@@ -77,12 +77,12 @@ impl<'c> Check<'c> {
             let (block, said) = (link.block, link.groups);
             let what = format!("node in block {block} has words in {groups:#06x}, its link says {said:#06x}");
             let sound = Link { groups, ..link };
-            self.cure(what, at, if groups == 0 { 0 } else { sound.word() });
+            self.repair(what, at, if groups == 0 { 0 } else { sound.word() });
         }
         groups != 0
     }
 
-    /// Checks the words of a node. Returns the sixteenths that have words when all is cured.
+    /// Checks the words of a node. Returns the sixteenths that have words when all is repaired.
     fn words(&mut self, link: Link, base: u64) -> u16 {
         let mut groups = 0;
         for index in 0..NODE_WORDS {
@@ -113,7 +113,7 @@ impl<'c> Check<'c> {
         } else {
             let page = word.page();
             let what = format!("page {lblk} is mapped to block {page}, which holds no data");
-            self.cure(what, at, 0);
+            self.repair(what, at, 0);
         }
         is_sound
     }

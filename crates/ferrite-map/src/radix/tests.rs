@@ -496,9 +496,9 @@ fn growth_and_shrinking_are_one_step_for_a_crash() {
 }
 
 /// Links that form a cycle, that two words share, or that lead where no node can be: lookups and listings end, a mount
-/// reports it, a check names them, and a cure removes only pages to which only these links led.
+/// reports it, a check names them, and a repair removes only pages to which only these links led.
 #[test]
-fn broken_links_are_found_and_cured() {
+fn broken_links_are_found_and_repaired() {
     const FAR: u32 = 1 << 18;
     type Damage = fn(&Bed<Radix>);
     let damages: [(&str, Damage, &[u32]); 9] = [
@@ -623,10 +623,10 @@ fn broken_links_are_found_and_cured() {
         assert!(matches!(found, Err(MapError::Damaged(_))), "{name}: {found:?}");
         let found = broken(&bed.map);
         assert!(!found.is_empty(), "{name} is not found");
-        for StoredWord { offset, value } in found.into_iter().flat_map(|broken| broken.cure) {
+        for StoredWord { offset, value } in found.into_iter().flat_map(|broken| broken.repair) {
             bed.region.store(offset, value);
         }
-        assert_eq!(broken(&bed.map), [], "{name} is not cured by one check");
+        assert_eq!(broken(&bed.map), [], "{name} is not repaired by one check");
         for lblk in lost {
             words.remove(lblk);
         }
@@ -666,10 +666,10 @@ fn wrong_sixteenths_cost_no_page() {
         }
         let found = broken(&bed.map);
         assert_eq!(found.len(), 2, "{found:?}");
-        for StoredWord { offset, value } in found.into_iter().flat_map(|broken| broken.cure) {
+        for StoredWord { offset, value } in found.into_iter().flat_map(|broken| broken.repair) {
             bed.region.store(offset, value);
         }
         assert_eq!(broken(&bed.map), []);
-        assert_eq!(bed.remounted().1.expect("cured"), sound);
+        assert_eq!(bed.remounted().1.expect("repaired"), sound);
     });
 }

@@ -136,9 +136,9 @@ pub(crate) fn lookups_survive_changes_of_their_own_inode<M: Subject>() {
     });
 }
 
-/// Whatever words of the structure are hit: a check ends, names the faults, and once they are cured the structure loads
-/// and is whole again, without the pages that were lost.
-pub(crate) fn damage_is_found_and_cured<M: Subject>() {
+/// Whatever words of the structure are hit: a check ends, names the faults, and once they are repaired the structure
+/// loads and is whole again, without the pages that were lost.
+pub(crate) fn damage_is_found_and_repaired<M: Subject>() {
     for_seeds(60, |seed| {
         let mut rng = Rng::new(seed);
         let bed = Bed::<M>::new(300, rng.next_u64());
@@ -171,15 +171,15 @@ pub(crate) fn damage_is_found_and_cured<M: Subject>() {
             };
             bed.region.store(at, value);
         }
-        // One cure may uncover more faults: those that a broken pointer hid.
+        // One repair may uncover more faults: those that a broken pointer hid.
         for _ in 0..20 {
-            let mut cures = Vec::new();
+            let mut repairs = Vec::new();
             bed.map
-                .check(&mut |_| {}, &mut |_| {}, &mut |broken| cures.extend(broken.cure));
-            if cures.is_empty() {
+                .check(&mut |_| {}, &mut |_| {}, &mut |broken| repairs.extend(broken.repair));
+            if repairs.is_empty() {
                 break;
             }
-            cures
+            repairs
                 .iter()
                 .for_each(|&StoredWord { offset, value }| bed.region.store(offset, value));
         }
@@ -191,10 +191,10 @@ pub(crate) fn damage_is_found_and_cured<M: Subject>() {
                 pages.entry(entry.page()).or_default().push(entry.word);
             },
             &mut |_| {},
-            &mut |broken| panic!("{broken:?} is not cured"),
+            &mut |broken| panic!("{broken:?} is not repaired"),
         );
         let map = M::mount(Arc::clone(&bed.region), bed.geometry);
-        map.load(1, &|_| {}).expect("cured");
+        map.load(1, &|_| {}).expect("repaired");
         for (&PageId { ino, lblk }, words) in &pages {
             let word = map.get(PageId::new(ino, lblk));
             assert!(

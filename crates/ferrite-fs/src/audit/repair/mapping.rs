@@ -21,7 +21,7 @@ impl Repair {
             self.put_back_misplaced();
             self.hashfs();
         } else {
-            self.cure_mapping();
+            self.repair_mapping();
             self.drop_pages_of_nobody();
             self.put_back_misplaced();
         }
@@ -31,7 +31,7 @@ impl Repair {
     }
 
     /// Has the structure report its own damage, and claims the blocks it lies in.
-    fn cure_mapping(&mut self) {
+    fn repair_mapping(&mut self) {
         for _ in 0..CURES_MAX {
             let (mut found, mut nodes) = (Vec::new(), Vec::new());
             self.map
@@ -45,8 +45,8 @@ impl Repair {
                 }
                 break;
             }
-            for Broken { what, cure, .. } in found {
-                cure.into_iter().for_each(|word| self.set(word.offset, word.value));
+            for Broken { what, repair, .. } in found {
+                repair.into_iter().for_each(|word| self.set(word.offset, word.value));
                 // The inodes' counts show whether anything is lost.
                 self.mended("mapping", what, "cut off", true);
             }

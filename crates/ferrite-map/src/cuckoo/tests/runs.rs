@@ -357,9 +357,9 @@ fn a_reader_in_pieces_notices_a_run() {
 
 type Hit<'h> = &'h dyn Fn(&Bed<Cuckoo>);
 
-/// False ranges are found, and cured by an empty range; the pages stay.
+/// False ranges are found, and repaired by an empty range; the pages stay.
 #[test]
-fn ranges_that_lie_are_found_and_cured() {
+fn ranges_that_lie_are_found_and_repaired() {
     let set_range = |bed: &Bed<Cuckoo>, lblk: u32, range: Range| {
         let offset = bed.map.range_offset(slot_of(&bed.map, INO, lblk));
         bed.region.store(offset, range.0);
@@ -393,15 +393,15 @@ fn ranges_that_lie_are_found_and_cured() {
         );
         let mut rounds = 0;
         loop {
-            let cures: Vec<_> = faults(&bed.map).into_iter().flat_map(|broken| broken.cure).collect();
-            if cures.is_empty() {
+            let repairs: Vec<_> = faults(&bed.map).into_iter().flat_map(|broken| broken.repair).collect();
+            if repairs.is_empty() {
                 break;
             }
-            cures
+            repairs
                 .iter()
                 .for_each(|&StoredWord { offset, value }| bed.region.store(offset, value));
             rounds += 1;
-            assert!(rounds < 5, "hit {number} is never cured");
+            assert!(rounds < 5, "hit {number} is never repaired");
         }
         assert_true_runs(&bed, 12);
         assert!((0..10).all(|lblk| !bed.map.get(PageId::from_raw(INO, lblk)).is_hole()));
