@@ -1,7 +1,7 @@
 //! `ferrite log`: append-only logs in files of volumes, as libpmemlog has them.
 //!
 //! Contents: the commands. They use a file of a pool on this machine through its engine; one of a server by verbs if
-//! possible; several as copies of one.
+//! possible; several as replicas of one.
 
 use std::io::{BufRead, Read};
 use std::path::Path;
@@ -96,7 +96,7 @@ struct AppendReport {
 struct WalkReport {
     appends: u64,
     bytes: u64,
-    copies: u64,
+    duplicates: u64,
     skipped_bytes: u64,
     cut_short: bool,
 }
@@ -115,7 +115,7 @@ enum Held {
     #[cfg(feature = "rdma")]
     Nothing,
     #[cfg(feature = "rdma")]
-    Copies(std::sync::Arc<ferrite_client::rdma::ReplicatedFile>),
+    Replicas(std::sync::Arc<ferrite_client::rdma::ReplicatedFile>),
 }
 
 impl Place {
@@ -138,7 +138,7 @@ impl Place {
             #[cfg(feature = "rdma")]
             Held::Nothing => 0,
             #[cfg(feature = "rdma")]
-            Held::Copies(file) => crate::copies::close(file)?,
+            Held::Replicas(file) => crate::replicas::close(file)?,
         };
         Ok((done?, code))
     }
@@ -155,24 +155,24 @@ impl Place {
         use ferrite_client::rdma::{Acknowledge, RemoteFile, RemoteOptions};
         use ferrite_client::volume::RemoteVolume;
 
-        use crate::copies;
+        use crate::replicas;
 
         let options = RemoteOptions::default().writable(writable);
         match &self.files[..] {
             [Operand::There { address, path, .. }] if address.is_remote() => {
                 let text = address.path().to_string_lossy();
                 let client = RemoteVolume::open(&text, &ferrite_client::ClientOptions::default())?.client();
-                let ino = copies::find(&client, path, makes).map_err(|error| self.failed(&error))?;
+                let ino = replicas::find(&client, path, makes).map_err(|error| self.failed(&error))?;
                 let timeout = options.timeout;
-                let file = RemoteFile::open(&client, &copies::context(), ino, options);
+                let file = RemoteFile::open(&client, &replicas::context(), ino, options);
                 let file = file.map_err(|error| self.failed(&error))?;
                 Ok((Box::new(ferrite_log::RemoteStore::new(file, timeout)), Held::Nothing))
             }
             [_] => self.store_here(writable, makes),
             files => {
-                let file = copies::open(files, &options, Acknowledge::Quorum)?;
+                let file = replicas::open(files, &options, Acknowledge::Quorum)?;
                 let file = std::sync::Arc::new(file);
-                Ok((Box::new(std::sync::Arc::clone(&file)), Held::Copies(file)))
+                Ok((Box::new(std::sync::Arc::clone(&file)), Held::Replicas(file)))
             }
         }
     }
@@ -264,7 +264,7 @@ impl Walk {
         let report = WalkReport {
             appends: walked.appends,
             bytes: walked.bytes,
-            copies: walked.copies,
+            duplicates: walked.duplicates,
             skipped_bytes: walked.skipped_bytes,
             cut_short: walked.is_cut_short,
         };

@@ -6,8 +6,6 @@
 
 mod contents;
 mod control;
-#[cfg(feature = "rdma")]
-mod copies;
 mod copy;
 mod daemon;
 mod dead;
@@ -42,6 +40,8 @@ mod output;
 mod pages;
 mod printable;
 mod progress;
+#[cfg(feature = "rdma")]
+mod replicas;
 mod scrub;
 mod serve;
 mod signals;

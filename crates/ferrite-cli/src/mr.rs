@@ -21,7 +21,7 @@ use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::files::Operand;
-use crate::{FAILED, Failure, Outcome, USAGE, about, complain, copies, opening, output, say, say_json};
+use crate::{FAILED, Failure, Outcome, USAGE, about, complain, opening, output, replicas, say, say_json};
 
 /// The port that clients of rdma_cm connect to: that of the server's ordinary protocol.
 pub(crate) const SERVICE_PORT: u16 = ferrite_client::volume::PORT;
@@ -197,14 +197,14 @@ struct Report {
     reconnects: u64,
 }
 
-/// The report about a transfer to or from copies.
+/// The report about a transfer to or from replicas.
 #[derive(Serialize)]
-struct CopiesReport {
+struct ReplicasReport {
     how: &'static str,
     bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     offset: Option<u64>,
-    copies: Vec<copies::CopyReport>,
+    replicas: Vec<replicas::ReplicaReport>,
 }
 
 #[derive(Serialize)]
@@ -286,7 +286,7 @@ impl Opened {
 
     /// The file's inode; `makes` creates the file if absent.
     fn find(&self, path: &Path, makes: bool) -> Result<Ino, Failure> {
-        copies::find(&self.client, path, makes).map_err(about(path))
+        replicas::find(&self.client, path, makes).map_err(about(path))
     }
 
     fn close(self) -> Result<(), Failure> {
@@ -299,38 +299,38 @@ impl Moving {
         let (opened, path) = Opened::of(&self.files[0])?;
         let ino = opened.find(path, makes)?;
         let options = options.only_requests(self.no_verbs);
-        let file = RemoteFile::open(&opened.client, &copies::context(), ino, options)
+        let file = RemoteFile::open(&opened.client, &replicas::context(), ino, options)
             .map_err(|error| Failure::new(FAILED, format!("{}: {error}", path.display())))?;
         Ok((opened, file))
     }
 
-    fn open_copies(&self, options: RemoteOptions, all: bool) -> Result<ReplicatedFile, Failure> {
+    fn open_replicas(&self, options: RemoteOptions, all: bool) -> Result<ReplicatedFile, Failure> {
         let acknowledge = match all {
             true => Acknowledge::All,
             false => Acknowledge::Quorum,
         };
-        copies::open(&self.files, &options.only_requests(self.no_verbs), acknowledge)
+        replicas::open(&self.files, &options.only_requests(self.no_verbs), acknowledge)
     }
 
-    /// Moves standard input to the copies with `put`, and reports the outcome.
-    fn to_copies(
+    /// Moves standard input to the replicas with `put`, and reports the outcome.
+    fn to_replicas(
         &self,
         file: ReplicatedFile,
         length: Option<u64>,
         put: impl Fn(&ReplicatedFile, &[u8], u64) -> std::result::Result<NetOutcome, ReplicatedError>,
     ) -> Outcome {
-        let (mut tally, mut first) = (copies::Tally::default(), None);
+        let (mut tally, mut first) = (replicas::Tally::default(), None);
         let moved = each_piece(length, PIECE_BYTES, |piece, done| {
             let offset = tally.note(put(&file, piece, done))?;
             first = first.or(Some(offset));
             Ok(())
         });
         if self.json {
-            say_json(&CopiesReport {
-                how: "copies",
+            say_json(&ReplicasReport {
+                how: "replicas",
                 bytes: *moved.as_ref().unwrap_or(&0),
                 offset: first,
-                copies: tally.report(&file),
+                replicas: tally.report(&file),
             })?;
         }
         tally.complain(&file);
@@ -415,14 +415,14 @@ impl ReadFile {
     fn run(self) -> Outcome {
         let options = RemoteOptions::default().writable(false);
         if self.moving.files.len() > 1 {
-            let file = self.moving.open_copies(options, false)?;
+            let file = self.moving.open_replicas(options, false)?;
             let bytes = self.print(|offset, into| Ok(file.read(offset, into)?))?;
             if self.moving.json {
-                complain(serde_json::to_string(&CopiesReport {
-                    how: "copies",
+                complain(serde_json::to_string(&ReplicasReport {
+                    how: "replicas",
                     bytes,
                     offset: Some(self.offset),
-                    copies: Vec::new(),
+                    replicas: Vec::new(),
                 })?);
             }
             return Ok(0);
@@ -458,11 +458,11 @@ impl WriteFile {
     fn run(self) -> Outcome {
         let options = RemoteOptions::default().atomic(self.atomic);
         if self.moving.files.len() > 1 {
-            let file = self.moving.open_copies(options, self.all)?;
+            let file = self.moving.open_replicas(options, self.all)?;
             let start = self.offset;
             return self
                 .moving
-                .to_copies(file, self.length, |file, piece, done| file.write(start + done, piece));
+                .to_replicas(file, self.length, |file, piece, done| file.write(start + done, piece));
         }
         let (opened, file) = self.moving.open(options, true)?;
         let written = each_piece(self.length, PIECE_BYTES, |piece, done| {
@@ -475,10 +475,10 @@ impl WriteFile {
 impl Append {
     fn run(self) -> Outcome {
         if self.moving.files.len() > 1 {
-            let file = self.moving.open_copies(RemoteOptions::default(), self.all)?;
+            let file = self.moving.open_replicas(RemoteOptions::default(), self.all)?;
             return self
                 .moving
-                .to_copies(file, self.length, |file, piece, _| file.append(piece));
+                .to_replicas(file, self.length, |file, piece, _| file.append(piece));
         }
         let (opened, file) = self.moving.open(RemoteOptions::default(), true)?;
         let mut offset = None;
@@ -495,35 +495,35 @@ impl Append {
 
 impl Resync {
     fn run(self) -> Outcome {
-        let file = copies::open(&self.files, &RemoteOptions::default(), Acknowledge::Quorum)?;
+        let file = replicas::open(&self.files, &RemoteOptions::default(), Acknowledge::Quorum)?;
         let extent = match self.everything {
             true => Extent::Everything,
             false => Extent::Known,
         };
         let done = file.resync(extent)?;
         let states = file.status();
-        let told = states.into_iter().zip(done).map(|(copy, done)| ResyncedReport {
-            name: copy.name,
-            standing: copy.standing.to_string(),
+        let told = states.into_iter().zip(done).map(|(replica, done)| ResyncedReport {
+            name: replica.name,
+            standing: replica.standing.to_string(),
             compared: done.compared_bytes,
             written: done.written_bytes,
             why: done.why,
         });
         let told: Vec<ResyncedReport> = told.collect();
-        let code = copies::close(Arc::new(file))?;
+        let code = replicas::close(Arc::new(file))?;
         if self.json {
             say_json(&told)?;
             return Ok(code);
         }
-        for copy in &told {
+        for replica in &told {
             say(format_args!(
                 "{:<12} {}: {} bytes compared, {} written{}{}",
-                copy.standing,
-                copy.name,
-                copy.compared,
-                copy.written,
-                if copy.why.is_some() { "; " } else { "" },
-                copy.why.as_deref().unwrap_or_default()
+                replica.standing,
+                replica.name,
+                replica.compared,
+                replica.written,
+                if replica.why.is_some() { "; " } else { "" },
+                replica.why.as_deref().unwrap_or_default()
             ));
         }
         Ok(code)
@@ -543,7 +543,7 @@ impl Bind {
         let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
         let granted = opened
             .client
-            .bind(&copies::context(), ino, binding, self.atomic)
+            .bind(&replicas::context(), ino, binding, self.atomic)
             .map_err(|error| Failure::new(FAILED, format!("{}: {error}", path.display())))?;
         let places = opened.client.rdma_places()?;
         let report = KeyReport {
@@ -650,7 +650,7 @@ impl Unbind {
         let ino = opened.find(path, false)?;
         opened
             .client
-            .unbind(&copies::context(), ino)
+            .unbind(&replicas::context(), ino)
             .map_err(|error| Failure::new(FAILED, format!("{}: {error}", path.display())))?;
         opened.close()?;
         Ok(0)

@@ -10,8 +10,6 @@ mod bench;
 mod coherence;
 mod commands;
 mod common;
-#[cfg(feature = "rdma")]
-mod copies;
 mod copy;
 mod crash_kill;
 mod data_checksum;
@@ -48,6 +46,8 @@ mod progress;
 #[cfg(feature = "rdma")]
 mod rdma;
 mod real_programs;
+#[cfg(feature = "rdma")]
+mod replicas;
 mod serve;
 mod serve_config;
 mod signature;

@@ -9,7 +9,7 @@ pub enum Error {
     /// An error of the engine, or of the connection to a server.
     #[error(transparent)]
     Fs(#[from] FsError),
-    /// An error on the way to the file: of a verb, or because of too few copies.
+    /// An error on the way to the file: of a verb, or because of too few replicas.
     #[error(transparent)]
     Store(Box<dyn std::error::Error + Send + Sync>),
     /// The file holds something else.

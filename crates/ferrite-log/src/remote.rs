@@ -1,4 +1,4 @@
-//! Logs in files of servers: in a single file, and in one with several copies.
+//! Logs in files of servers: in a single file, and in one with several replicas.
 //!
 //! Invariant: an append whose connection broke is resent. If the first one is there, too, walks recognise it by its
 //! number.

@@ -2,8 +2,8 @@
 //!
 //! Invariants: all bytes passed on have valid checksums, and were not passed on before in this walk. Outside records
 //! each byte may begin one, also behind a valid frame: a crash may have left a part of an append, of any length, after
-//! which others have continued. Such a part may hold copies of earlier records, if a client appends a log to itself;
-//! the walk has met their numbers before.
+//! which others have continued. Such a part may hold duplicates of earlier records, if a client appends a log to
+//! itself; the walk has met their numbers before.
 
 use std::collections::HashMap;
 
@@ -23,8 +23,8 @@ pub struct Walked {
     pub appends: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Copies of appends that were resent because a connection broke. The walk skips them.
-    pub copies: u64,
+    /// Duplicates: appends that were resent because a connection broke. The walk skips them.
+    pub duplicates: u64,
     /// Bytes between records that are not zeros: remains of appends that never returned, or damage.
     pub skipped_bytes: u64,
     /// The log was rewound meanwhile, and the walk ended there.
@@ -125,7 +125,7 @@ pub(crate) fn walk(
             continue;
         };
         if last_of.get(&frame.writer).is_some_and(|last| *last >= frame.number) {
-            walked.copies += 1;
+            walked.duplicates += 1;
         } else {
             last_of.insert(frame.writer, frame.number);
             walked.appends += 1;

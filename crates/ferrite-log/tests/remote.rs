@@ -1,8 +1,8 @@
 //! Logs in files of servers: over a network that loses, repeats and reorders datagrams, with servers that go down and
-//! come back, in one file and in three copies of one.
+//! come back, in one file and in three replicas of one.
 //!
 //! Protects: a walk returns appended data, once, each appender's in its order, even if no client learned of its
-//! completion; and all copies of a log are equal.
+//! completion; and all replicas of a log are equal.
 
 #[path = "../../ferrite-server/tests/common/double.rs"]
 #[allow(dead_code, reason = "other tests use more of it")]
@@ -205,7 +205,7 @@ fn appends_happen_once_in_bad_weather_and_over_restarts() {
 }
 
 #[test]
-fn a_log_with_copies_goes_on_while_servers_are_away() {
+fn a_log_with_replicas_goes_on_while_servers_are_away() {
     let seed = seed_from_env().unwrap_or(1);
     println!("FERRITE_SEED={seed}");
     let mut hosts: Vec<Host> = (0..3).map(|index| Host::new(seed + 1_000 * index)).collect();
@@ -213,18 +213,18 @@ fn a_log_with_copies_goes_on_while_servers_are_away() {
         let address = host.address.clone();
         Source::new(address.clone(), move || remote(&address, Duration::from_millis(700)))
     };
-    let copies = ReplicatedFile::open(hosts.iter().map(source).collect(), ReplicatedOptions::default()).unwrap();
-    let copies = Arc::new(copies);
-    let log = open(Arc::clone(&copies));
+    let replicas = ReplicatedFile::open(hosts.iter().map(source).collect(), ReplicatedOptions::default()).unwrap();
+    let replicas = Arc::new(replicas);
+    let log = open(Arc::clone(&replicas));
     let is_over = AtomicBool::new(false);
     let appended = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..3)
             .map(|who| {
                 scope.spawn({
-                    let (copies, log, is_over) = (&copies, &log, &is_over);
+                    let (replicas, log, is_over) = (&replicas, &log, &is_over);
                     move || match who {
                         0 => busy(log, who, seed, is_over),
-                        _ => busy(&open(Arc::clone(copies)), who, seed, is_over),
+                        _ => busy(&open(Arc::clone(replicas)), who, seed, is_over),
                     }
                 })
             })
@@ -235,9 +235,13 @@ fn a_log_with_copies_goes_on_while_servers_are_away() {
             std::thread::sleep(Duration::from_millis(1_200));
             hosts[away].start();
             let began = Instant::now();
-            while copies.status().iter().any(|copy| copy.standing != Standing::Current) {
-                assert!(began.elapsed() < TIMEOUT, "{:?}", copies.status());
-                copies.resync(Extent::Known).unwrap();
+            while replicas
+                .status()
+                .iter()
+                .any(|replica| replica.standing != Standing::Current)
+            {
+                assert!(began.elapsed() < TIMEOUT, "{:?}", replicas.status());
+                replicas.resync(Extent::Known).unwrap();
             }
         }
         is_over.store(true, Ordering::Relaxed);
@@ -248,7 +252,7 @@ fn a_log_with_copies_goes_on_while_servers_are_away() {
     });
     assert!(appended.iter().all(|count| *count > 5), "{appended:?}");
     drop(log);
-    Arc::into_inner(copies).unwrap().close().unwrap();
+    Arc::into_inner(replicas).unwrap().close().unwrap();
     let contents: Vec<Vec<u8>> = hosts.iter().map(Host::content).collect();
     assert!(contents[0] == contents[1] && contents[0] == contents[2]);
     // Each is the log, on its own.
@@ -261,7 +265,7 @@ fn a_log_with_copies_goes_on_while_servers_are_away() {
 }
 
 #[test]
-fn a_rewind_frees_the_space_of_all_copies() {
+fn a_rewind_frees_the_space_of_all_replicas() {
     let seed = seed_from_env().unwrap_or(1);
     println!("FERRITE_SEED={seed}");
     let hosts: Vec<Host> = (0..3).map(|index| Host::new(seed + 1_000 * index)).collect();
@@ -269,8 +273,8 @@ fn a_rewind_frees_the_space_of_all_copies() {
         let address = host.address.clone();
         Source::new(address.clone(), move || remote(&address, TIMEOUT))
     };
-    let copies = ReplicatedFile::open(hosts.iter().map(source).collect(), ReplicatedOptions::default()).unwrap();
-    let log = open(copies);
+    let replicas = ReplicatedFile::open(hosts.iter().map(source).collect(), ReplicatedOptions::default()).unwrap();
+    let log = open(replicas);
     let blocks = || {
         let of = |host: &Host| {
             let ino = host.fs.lookup(SYSTEM, ROOT_INO, b"log").unwrap().ino;

@@ -1,7 +1,7 @@
 //! One file as three, on three servers.
 //!
-//! Protected properties: an acknowledged write is on as many copies as requested, at the same place; a copy that was
-//! away is never read or trusted before it has caught up, whoever opens the set; and after a resync all are equal.
+//! Protected properties: an acknowledged write is on as many replicas as requested, at the same place; a replica that
+//! was away is never read or trusted before it has caught up, whoever opens the set; and after a resync all are equal.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -142,7 +142,7 @@ fn open(hosts: &[Host]) -> ReplicatedFile {
 }
 
 fn standings(file: &ReplicatedFile) -> Vec<Standing> {
-    file.status().iter().map(|copy| copy.standing).collect()
+    file.status().iter().map(|replica| replica.standing).collect()
 }
 
 fn read_all(file: &ReplicatedFile) -> Vec<u8> {
@@ -151,7 +151,7 @@ fn read_all(file: &ReplicatedFile) -> Vec<u8> {
     bytes
 }
 
-/// Resyncs until these copies are current.
+/// Resyncs until these replicas are current.
 fn resync_some(file: &ReplicatedFile, which: &[usize]) -> Vec<Resynced> {
     let began = Instant::now();
     loop {
@@ -177,7 +177,7 @@ fn equal(hosts: &[Host], content: &[u8]) {
         let first = found.iter().zip(content).position(|(a, b)| a != b);
         assert!(
             found == content,
-            "copy {index}: {} bytes of {}, the first difference at {first:?}",
+            "replica {index}: {} bytes of {}, the first difference at {first:?}",
             found.len(),
             content.len()
         );
@@ -185,13 +185,13 @@ fn equal(hosts: &[Host], content: &[u8]) {
 }
 
 #[test]
-fn all_copies_hold_what_is_written_and_one_that_was_away_catches_up() {
+fn all_replicas_hold_what_is_written_and_one_that_was_away_catches_up() {
     let mut hosts = hosts(0, 1);
     let file = open(&hosts);
     assert_eq!(standings(&file), [Standing::Current; 3]);
     let mut model = pattern(1, 100_000);
     let outcome = file.write(0, &model).unwrap();
-    assert_eq!(outcome.copies, [Held::Yes, Held::Yes, Held::Yes]);
+    assert_eq!(outcome.replicas, [Held::Yes, Held::Yes, Held::Yes]);
     assert_eq!(file.append(b"appended").unwrap().offset, 100_000);
     model.extend(b"appended");
     equal(&hosts, &model);
@@ -199,11 +199,11 @@ fn all_copies_hold_what_is_written_and_one_that_was_away_catches_up() {
     let outcome = file.append(b"without").unwrap();
     model.extend(b"without");
     assert_eq!((outcome.holders(), outcome.offset), (2, 100_008));
-    assert!(matches!(outcome.copies[1], Held::Unknown { .. }), "{outcome:?}");
+    assert!(matches!(outcome.replicas[1], Held::Unknown { .. }), "{outcome:?}");
     // It is not written any more, and known to lack the writes that it missed.
     let outcome = file.write(50, &[7; 1_000]).unwrap();
     model[50..1_050].fill(7);
-    assert!(matches!(outcome.copies[1], Held::No { .. }), "{outcome:?}");
+    assert!(matches!(outcome.replicas[1], Held::No { .. }), "{outcome:?}");
     let status = &file.status()[1];
     assert_eq!((status.standing, status.lacks_bytes), (Standing::Behind, 1_007));
     for _ in 0..3 {
@@ -222,7 +222,7 @@ fn all_copies_hold_what_is_written_and_one_that_was_away_catches_up() {
     model.extend(b"!");
     file.close().unwrap();
     equal(&hosts, &model);
-    // No copy is in doubt then.
+    // No replica is in doubt then.
     let file = open(&hosts);
     assert_eq!(standings(&file), [Standing::Current; 3]);
     let done = file.resync(Extent::Everything).unwrap();
@@ -230,7 +230,7 @@ fn all_copies_hold_what_is_written_and_one_that_was_away_catches_up() {
 }
 
 #[test]
-fn who_asks_for_all_copies_hears_of_each_that_is_missing() {
+fn who_asks_for_all_replicas_hears_of_each_that_is_missing() {
     let mut hosts = hosts(0, 1);
     let options = ReplicatedOptions::default().acknowledge(Acknowledge::All);
     let file = open_as(&hosts, options).unwrap();
@@ -256,9 +256,9 @@ fn who_asks_for_all_copies_hears_of_each_that_is_missing() {
     equal(&hosts, &content);
 }
 
-/// The first copy is the one that was away, and the client that knew it is gone.
+/// The first replica is the one that was away, and the client that knew it is gone.
 #[test]
-fn a_copy_that_lacks_something_is_known_to_who_comes_later() {
+fn a_replica_that_lacks_something_is_known_to_who_comes_later() {
     let mut hosts = hosts(0, 1);
     let file = open(&hosts);
     file.write(0, b"old old old").unwrap();
@@ -279,14 +279,14 @@ fn a_copy_that_lacks_something_is_known_to_who_comes_later() {
     hosts[1].stop();
     let file = open(&hosts);
     assert_eq!(read_all(&file), b"old new old");
-    // Nothing can be acknowledged with one copy.
+    // Nothing can be acknowledged with one replica.
     assert!(matches!(file.write(0, b"x"), Err(ReplicatedError::TooFew { .. })));
     let done = resync_some(&file, &[0]);
     assert!(done[1].why.is_some(), "{done:?}");
     file.write(0, b"two").unwrap();
     drop(file);
     hosts[1].start();
-    // The second copy has no say about the writes that it was left out of.
+    // The second replica has no say about the writes that it was left out of.
     let file = open(&hosts);
     assert_eq!(
         standings(&file),
@@ -296,7 +296,7 @@ fn a_copy_that_lacks_something_is_known_to_who_comes_later() {
     equal(&hosts, b"two new old");
 }
 
-/// A writer that reached one copy alone must not make that one look newer than others' later writes.
+/// A writer that reached one replica alone must not make that one look newer than others' later writes.
 #[test]
 fn what_only_a_minority_has_is_not_believed() {
     let mut hosts = hosts(0, 1);
@@ -328,7 +328,7 @@ fn what_only_a_minority_has_is_not_believed() {
     equal(&hosts, b"true");
 }
 
-/// The remains of a writer that dies in an append: bytes on some copies, zeros or nothing on others.
+/// The remains of a writer that dies in an append: bytes on some replicas, zeros or nothing on others.
 #[test]
 fn what_a_dead_writer_left_is_in_doubt_until_it_is_mended() {
     let hosts = hosts(0, 1);
@@ -359,8 +359,8 @@ fn what_a_dead_writer_left_is_in_doubt_until_it_is_mended() {
     equal(&hosts, &model);
 }
 
-/// The remains of a dead writer behind the end are gone from every copy once a client writes further behind, even while
-/// a copy is only half caught up.
+/// The remains of a dead writer behind the end are gone from every replica once a client writes further behind, even
+/// while a replica is only half caught up.
 #[test]
 fn a_gap_that_is_written_during_a_resync_is_zeros_everywhere() {
     let hosts = hosts(0, 1);
@@ -447,7 +447,7 @@ fn who_was_cut_off_writes_nothing_more() {
     };
     fails();
     proxies.iter().for_each(|proxy| proxy.silence(false));
-    // As soon as a copy is reachable again it reports why.
+    // As soon as a replica is reachable again it reports why.
     let began = Instant::now();
     while !matches!(first.write(0, b"wrong"), Err(ReplicatedError::Superseded { .. })) {
         fails();
@@ -471,7 +471,7 @@ fn who_was_cut_off_writes_nothing_more() {
 }
 
 #[test]
-fn what_is_freed_is_free_on_all_copies_also_where_that_was_missed() {
+fn what_is_freed_is_free_on_all_replicas_also_where_that_was_missed() {
     let mut hosts = hosts(0, 1);
     let file = open(&hosts);
     let mut model = pattern(1, 6 << 20);
@@ -500,9 +500,9 @@ fn what_is_freed_is_free_on_all_copies_also_where_that_was_missed() {
     equal(&hosts, &model);
 }
 
-/// Threads append and write while the network is bad, servers go and come back, and copies catch up.
+/// Threads append and write while the network is bad, servers go and come back, and replicas catch up.
 #[test]
-fn copies_are_equal_after_a_storm() {
+fn replicas_are_equal_after_a_storm() {
     let first = seed_from_env().unwrap_or(1);
     let rounds = if std::env::var_os("FERRITE_SOAK").is_some() {
         20
@@ -536,7 +536,9 @@ fn copies_are_equal_after_a_storm() {
                 while standings(&file) != [Standing::Current; 3] {
                     assert!(began.elapsed() < TIMEOUT, "{:?}", file.status());
                     let done = file.resync(Extent::Known).unwrap();
-                    done.iter().flat_map(|copy| &copy.why).for_each(|why| println!("{why}"));
+                    done.iter()
+                        .flat_map(|replica| &replica.why)
+                        .for_each(|why| println!("{why}"));
                 }
             }
             is_over.store(true, Ordering::Relaxed);

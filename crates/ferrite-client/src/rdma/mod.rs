@@ -12,6 +12,6 @@ mod replicated;
 pub use ferrite_rnic::Error as VerbError;
 pub use remote::{How, RemoteError, RemoteFile, RemoteOptions, Traffic};
 pub use replicated::{
-    Acknowledge, CopyStatus, Extent, Held, Outcome, ReplicatedError, ReplicatedFile, ReplicatedOptions, Resynced,
+    Acknowledge, Extent, Held, Outcome, ReplicaStatus, ReplicatedError, ReplicatedFile, ReplicatedOptions, Resynced,
     Source, Standing,
 };

@@ -1,21 +1,21 @@
 //! One file as several files on several servers: each write goes to all of them.
 //!
-//! Contents: [`ReplicatedFile`], which opens, writes, appends and reads. A copy and its thread are in `copy`, its
+//! Contents: [`ReplicatedFile`], which opens, writes, appends and reads. A replica and its thread are in `replica`, its
 //! knowledge of its set in `view`; bringing one up to date is in `resync`, the results of calls in `outcome`. FileMR
 //! (NSDI 2020, section 4.2) proposed it: one verb, sent to several memory regions.
 //!
 //! Invariants:
-//! * One client writes at a time. It holds a lock on each copy that it uses; a copy whose lock is lost refuses it. If
-//!   it finds a higher ballot than its own, it has been superseded, and stops.
-//! * A client makes writes and appends sequentially, on all copies in the same order. An append goes to the end that
-//!   the client knows, the same on all copies.
-//! * A copy that fails is *left out*: nothing more is written to it before it is resynchronised. The others record that
-//!   (`view`) before the write that found it is acknowledged.
-//! * A client reads a copy only where it holds everything that all others hold.
+//! * One client writes at a time. It holds a lock on each replica that it uses; a replica whose lock is lost refuses
+//!   it. If it finds a higher ballot than its own, it has been superseded, and stops.
+//! * A client makes writes and appends sequentially, on all replicas in the same order. An append goes to the end that
+//!   the client knows, the same on all replicas.
+//! * A replica that fails is *left out*: nothing more is written to it before it is resynchronised. The others record
+//!   that (`view`) before the write that found it is acknowledged.
+//! * A client reads a replica only where it holds everything that all others hold.
 
-mod copy;
 mod outcome;
 mod ranges;
+mod replica;
 mod resync;
 mod view;
 
@@ -24,12 +24,12 @@ use std::sync::Arc;
 use ferrite_checks::ranked::Mutex;
 use ferrite_vfs::{BadArgument, FsError};
 
-pub use copy::Source;
-pub use outcome::{CopyStatus, Held, Outcome, ReplicatedError, Resynced, Standing};
+pub use outcome::{Held, Outcome, ReplicaStatus, ReplicatedError, Resynced, Standing};
+pub use replica::Source;
 pub use resync::Extent;
 
-use self::copy::{Copy, Found, Reply, Side};
 use self::ranges::Ranges;
+use self::replica::{Found, Replica, Reply, Side};
 use self::view::View;
 use crate::rdma::RemoteError;
 use crate::rdma::lock_order;
@@ -40,7 +40,7 @@ const COPIES_MAX: usize = 16;
 /// When a write is done.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Acknowledge {
-    /// When more than half of the copies hold it.
+    /// When more than half of the replicas hold it.
     #[default]
     Quorum,
     /// When all do.
@@ -82,14 +82,14 @@ impl ReplicatedOptions {
 
 type Result<T> = std::result::Result<T, ReplicatedError>;
 
-/// The state of a copy.
+/// The state of a replica.
 #[derive(Debug, Clone)]
 struct State {
     /// It has the epoch of the set.
     is_in: bool,
     /// It does not, but receives writes all the same, because it is being resynchronised.
     catches_up: bool,
-    /// Where it may differ from the copies that lack nothing there.
+    /// Where it may differ from the replicas that lack nothing there.
     lacks: Ranges,
     /// Why it was left out.
     why: Option<String>,
@@ -101,11 +101,11 @@ struct Order {
     size: u64,
     states: Vec<State>,
     next_read: usize,
-    /// A copy was left out, and the others have not recorded it yet.
+    /// A replica was left out, and the others have not recorded it yet.
     is_raise_due: bool,
-    /// Pending questions to copies whether they know of another writer.
+    /// Pending questions to replicas whether they know of another writer.
     polls: Vec<Option<Reply<Option<View>>>>,
-    /// The copy that knows of one.
+    /// The replica that knows of one.
     superseded: Option<String>,
 }
 
@@ -142,7 +142,7 @@ pub struct ReplicatedFile {
     order: Mutex<lock_order::Order, Order>,
     /// One resync at a time. Taken before `order`.
     resync: Mutex<lock_order::Resync, ()>,
-    copies: Vec<Copy>,
+    replicas: Vec<Replica>,
 }
 
 fn majority(count: usize) -> usize {
@@ -150,7 +150,7 @@ fn majority(count: usize) -> usize {
 }
 
 impl ReplicatedFile {
-    /// Opens the copies of a file; the caller must name all of them. Their files exist; if they belong to no set yet,
+    /// Opens the replicas of a file; the caller must name all of them. Their files exist; if they belong to no set yet,
     /// they become one, and must all be there: the content of the first is that of the set. Blocks.
     ///
     /// # Errors
@@ -161,17 +161,17 @@ impl ReplicatedFile {
             let most = COPIES_MAX;
             return Err(ReplicatedError::Count { count, most });
         }
-        let copies: std::io::Result<Vec<Copy>> = sources.into_iter().map(Copy::start).collect();
-        let copies = copies.map_err(ReplicatedError::Thread)?;
+        let replicas: std::io::Result<Vec<Replica>> = sources.into_iter().map(Replica::start).collect();
+        let replicas = replicas.map_err(ReplicatedError::Thread)?;
         let open = move |side: &mut Side| side.open(options.writable);
-        let requested: Vec<_> = copies.iter().map(|copy| copy.ask(open)).collect();
+        let requested: Vec<_> = replicas.iter().map(|replica| replica.ask(open)).collect();
         let found: Vec<_> = requested.into_iter().map(Reply::wait).collect();
-        let order = Order::first(&copies, &found)?;
+        let order = Order::first(&replicas, &found)?;
         let file = ReplicatedFile {
             options,
             order: Mutex::new(order),
             resync: Mutex::new(()),
-            copies,
+            replicas,
         };
         if options.writable {
             file.take(&found)?;
@@ -182,13 +182,13 @@ impl ReplicatedFile {
     /// Writes at `offset`. A write behind the end extends the file with zeros.
     ///
     /// # Errors
-    /// See [`ReplicatedError`]. After `TooFew`, and the first `Superseded`, some copies may hold it, and readers may
+    /// See [`ReplicatedError`]. After `TooFew`, and the first `Superseded`, some replicas may hold it, and readers may
     /// see it.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<Outcome> {
         self.change(Some(offset), &Change::Write(data.into()))
     }
 
-    /// Writes behind the end, at the same offset on all copies.
+    /// Writes behind the end, at the same offset on all replicas.
     ///
     /// # Errors
     /// As [`Self::write`]. After `TooFew` the space is used up, and zeros may be there.
@@ -196,7 +196,7 @@ impl ReplicatedFile {
         self.change(None, &Change::Write(data.into()))
     }
 
-    /// Punches a hole on all copies: the range reads as zeros, and the size stays.
+    /// Punches a hole on all replicas: the range reads as zeros, and the size stays.
     ///
     /// # Errors
     /// As [`Self::write`].
@@ -207,7 +207,7 @@ impl ReplicatedFile {
         self.change(Some(offset), &Change::Free(len_bytes))
     }
 
-    /// Reads at `offset`, from a copy that holds the writes there; fewer bytes than `into` holds only at the end.
+    /// Reads at `offset`, from a replica that holds the writes there; fewer bytes than `into` holds only at the end.
     ///
     /// # Errors
     /// `NoSource`.
@@ -219,7 +219,7 @@ impl ReplicatedFile {
         Ok(read.len())
     }
 
-    /// The size. A writer knows it; a reader asks a copy.
+    /// The size. A writer knows it; a reader asks a replica.
     ///
     /// # Errors
     /// `NoSource`.
@@ -231,12 +231,12 @@ impl ReplicatedFile {
         self.ask_each(&holders, |side| side.file()?.size())
     }
 
-    /// The states of the copies, in the order of [`Self::open`].
-    pub fn status(&self) -> Vec<CopyStatus> {
+    /// The states of the replicas, in the order of [`Self::open`].
+    pub fn status(&self) -> Vec<ReplicaStatus> {
         let order = self.order.lock();
-        let states = self.copies.iter().zip(&order.states);
-        let report = states.map(|(copy, state)| CopyStatus {
-            name: copy.name.to_string(),
+        let states = self.replicas.iter().zip(&order.states);
+        let report = states.map(|(replica, state)| ReplicaStatus {
+            name: replica.name.to_string(),
             standing: match (state.is_in, state.lacks.is_empty()) {
                 (true, true) => Standing::Current,
                 (true, false) => Standing::InDoubt,
@@ -249,30 +249,30 @@ impl ReplicatedFile {
         report.collect()
     }
 
-    /// Copies that have to hold a write.
+    /// Replicas that have to hold a write.
     pub fn needed(&self) -> usize {
         match self.options.acknowledge {
-            Acknowledge::Quorum => majority(self.copies.len()),
-            Acknowledge::All => self.copies.len(),
+            Acknowledge::Quorum => majority(self.replicas.len()),
+            Acknowledge::All => self.replicas.len(),
         }
     }
 
-    /// The longest file that all copies may hold, of those that are open.
+    /// The longest file that all replicas may hold, of those that are open.
     pub fn bytes_max(&self) -> u64 {
         let replies = self
-            .copies
+            .replicas
             .iter()
-            .map(|copy| copy.ask(|side| Ok(side.file()?.limits().file_bytes_max)));
+            .map(|replica| replica.ask(|side| Ok(side.file()?.limits().file_bytes_max)));
         let replies: Vec<_> = replies.collect();
         let report = replies.into_iter().filter_map(|reply| reply.wait().ok());
         report.min().unwrap_or(u64::MAX)
     }
 
-    /// Records on the copies that the writer has finished, and releases them. Otherwise the next client that opens them
-    /// takes the last writes to be in doubt.
+    /// Records on the replicas that the writer has finished, and releases them. Otherwise the next client that opens
+    /// them takes the last writes to be in doubt.
     ///
     /// # Errors
-    /// `TooFew` if too few copies could record it; `Superseded`.
+    /// `TooFew` if too few replicas could record it; `Superseded`.
     pub fn close(self) -> Result<()> {
         if !self.options.writable {
             return Ok(());
@@ -285,15 +285,15 @@ impl ReplicatedFile {
         }
         order.view.is_written = false;
         let noted = self.note(&order).into_iter().zip(&order.states);
-        let copies: Vec<Held> = noted.map(|(report, state)| held(report, state)).collect();
-        let (outcome, needed) = (Outcome { offset: 0, copies }, majority(self.copies.len()));
+        let replicas: Vec<Held> = noted.map(|(report, state)| held(report, state)).collect();
+        let (outcome, needed) = (Outcome { offset: 0, replicas }, majority(self.replicas.len()));
         match outcome.holders() >= needed {
             true => Ok(()),
             false => Err(ReplicatedError::TooFew { outcome, needed }),
         }
     }
 
-    /// Becomes the writer: records a new ballot on a majority, and a new epoch on the copies that hold everything.
+    /// Becomes the writer: records a new ballot on a majority, and a new epoch on the replicas that hold everything.
     fn take(&self, found: &[std::result::Result<Found, RemoteError>]) -> Result<()> {
         let mut order = self.order.lock();
         let order = &mut *order;
@@ -302,14 +302,14 @@ impl ReplicatedFile {
         order.view.ballot = highest + 1;
         order.view.epoch = (highest + 1, 0);
         order.view.is_written = true;
-        let replies: Vec<_> = (0..self.copies.len())
+        let replies: Vec<_> = (0..self.replicas.len())
             .map(|index| {
                 let found = found[index].as_ref().ok()?;
                 let mut view = order.view;
                 if !order.states[index].is_in {
                     view.epoch = found.view.map_or((0, 0), |view| view.epoch);
                 }
-                Some(self.copies[index].ask(move |side| side.note(&view)))
+                Some(self.replicas[index].ask(move |side| side.note(&view)))
             })
             .collect();
         let (mut reached, mut whys) = (0, Vec::new());
@@ -317,13 +317,13 @@ impl ReplicatedFile {
             match reply.map(|reply| reply.wait()) {
                 Some(Ok(())) => reached += 1,
                 Some(Err(error)) => {
-                    whys.push(format!("{}: {error}", self.copies[index].name));
+                    whys.push(format!("{}: {error}", self.replicas[index].name));
                     order.leave_out(index, error.to_string());
                 }
                 None => {}
             }
         }
-        let (count, needed) = (self.copies.len(), majority(self.copies.len()));
+        let (count, needed) = (self.replicas.len(), majority(self.replicas.len()));
         if reached < needed {
             let why = whys.join("; ");
             return Err(ReplicatedError::Unreachable {
@@ -347,16 +347,16 @@ impl ReplicatedFile {
         let offset = offset.unwrap_or(order.size);
         let end = offset.checked_add(change.len_bytes());
         let end = end.ok_or(ReplicatedError::Remote(FsError::FileTooBig.into()))?;
-        let requested = self.copies.iter().zip(&order.states);
-        let requested =
-            requested.map(|(copy, state)| (state.is_in || state.catches_up).then(|| copy.ask(change.job(offset))));
+        let requested = self.replicas.iter().zip(&order.states);
+        let requested = requested
+            .map(|(replica, state)| (state.is_in || state.catches_up).then(|| replica.ask(change.job(offset))));
         let results = wait_for_all(requested.collect());
         if matches!(change, Change::Write(_)) {
             order.size = order.size.max(end);
         }
         let outcome = Outcome {
             offset,
-            copies: self.settle(order, (offset, end), results),
+            replicas: self.settle(order, (offset, end), results),
         };
         let needed = self.needed();
         if outcome.holders() >= needed {
@@ -368,12 +368,12 @@ impl ReplicatedFile {
         }
     }
 
-    /// The name of a copy that knows of a later writer, as far as replies have come. Asks copies that have no pending
-    /// question, without waiting for them: they may be away.
+    /// The name of a replica that knows of a later writer, as far as replies have come. Asks replicas that have no
+    /// pending question, without waiting for them: they may be away.
     fn look_for_another(&self, order: &mut Order) -> Option<String> {
         let own = order.view;
-        for (index, copy) in self.copies.iter().enumerate() {
-            let poll = order.polls[index].get_or_insert_with(|| copy.ask(|side| side.view()));
+        for (index, replica) in self.replicas.iter().enumerate() {
+            let poll = order.polls[index].get_or_insert_with(|| replica.ask(|side| side.view()));
             let Some(reply) = poll.poll() else {
                 continue;
             };
@@ -382,48 +382,48 @@ impl ReplicatedFile {
                 && view.set == own.set
                 && view.ballot > own.ballot
             {
-                order.superseded = Some(copy.name.to_string());
+                order.superseded = Some(replica.name.to_string());
             }
         }
         order.superseded.clone()
     }
 
-    /// Updates the states of the copies after a write to this range.
+    /// Updates the states of the replicas after a write to this range.
     fn settle(&self, order: &mut Order, (from, to): (u64, u64), results: Vec<Report>) -> Vec<Held> {
         let holds = |(state, result): (&State, &Report)| state.is_in && matches!(result, Some(Ok(())));
         let is_held = order.states.iter().zip(&results).any(holds);
         let source = order.source();
-        let mut copies = Vec::with_capacity(results.len());
+        let mut replicas = Vec::with_capacity(results.len());
         for (index, result) in results.into_iter().enumerate() {
             let state = &mut order.states[index];
             match (is_held, &result) {
                 (true, Some(Ok(()))) => state.lacks.remove(from, to),
-                // No copy is ahead then. One of them defines the content from now on.
+                // No replica is ahead then. One of them defines the content from now on.
                 (false, _) if Some(index) == source => {}
                 _ => state.lacks.add(from, to),
             }
             if is_held && let Some(Err(error)) = &result {
                 order.leave_out(index, error.to_string());
             }
-            copies.push(held(result, &order.states[index]));
+            replicas.push(held(result, &order.states[index]));
         }
         if !self.raise(order) {
-            // The copies that hold it do not know which ones are left out.
-            let why = "what the other copies lack could not be noted";
-            let holders = copies.iter_mut().filter(|held| **held == Held::Yes);
+            // The replicas that hold it do not know which ones are left out.
+            let why = "what the other replicas lack could not be noted";
+            let holders = replicas.iter_mut().filter(|held| **held == Held::Yes);
             holders.for_each(|held| *held = Held::Unknown { why: why.into() });
         }
-        for (held, state) in copies.iter_mut().zip(&order.states) {
+        for (held, state) in replicas.iter_mut().zip(&order.states) {
             if *held == Held::Yes && !state.is_in {
                 let why = state.why.clone().unwrap_or_default();
                 *held = Held::Unknown { why };
             }
         }
-        copies
+        replicas
     }
 
-    /// Moves the copies that are in to a new epoch, if one was left out, so that the old epoch of that copy shows it.
-    /// False: none of them recorded it, and it is still due.
+    /// Moves the replicas that are in to a new epoch, if one was left out, so that the old epoch of that replica shows
+    /// it. False: none of them recorded it, and it is still due.
     fn raise(&self, order: &mut Order) -> bool {
         while order.is_raise_due {
             order.view.epoch.1 += 1;
@@ -442,15 +442,16 @@ impl ReplicatedFile {
         true
     }
 
-    /// Records the view on all copies that are in.
+    /// Records the view on all replicas that are in.
     fn note(&self, order: &Order) -> Vec<Report> {
         let view = order.view;
-        let requested = self.copies.iter().zip(&order.states);
-        let requested = requested.map(|(copy, state)| state.is_in.then(|| copy.ask(move |side| side.note(&view))));
+        let requested = self.replicas.iter().zip(&order.states);
+        let requested =
+            requested.map(|(replica, state)| state.is_in.then(|| replica.ask(move |side| side.note(&view))));
         wait_for_all(requested.collect())
     }
 
-    /// Asks these copies, one at a time, until one replies.
+    /// Asks these replicas, one at a time, until one replies.
     fn ask_each<T: Send + 'static>(
         &self,
         candidates: &[usize],
@@ -458,9 +459,9 @@ impl ReplicatedFile {
     ) -> Result<T> {
         let mut whys = Vec::new();
         for index in candidates {
-            match self.copies[*index].ask(what.clone()).wait() {
+            match self.replicas[*index].ask(what.clone()).wait() {
                 Ok(reply) => return Ok(reply),
-                Err(error) => whys.push(format!("{}: {error}", self.copies[*index].name)),
+                Err(error) => whys.push(format!("{}: {error}", self.replicas[*index].name)),
             }
         }
         let why = match whys.is_empty() {
@@ -471,7 +472,7 @@ impl ReplicatedFile {
     }
 }
 
-/// The reply of a copy, if it was asked.
+/// The reply of a replica, if it was asked.
 type Report = Option<std::result::Result<(), RemoteError>>;
 
 fn wait_for_all<T>(requested: Vec<Option<Reply<T>>>) -> Vec<Option<std::result::Result<T, RemoteError>>> {
@@ -498,17 +499,17 @@ fn read_from(side: &Side, offset: u64, len: usize) -> std::result::Result<Vec<u8
 }
 
 impl Order {
-    /// The initial states of the copies by their views, before any write.
-    fn first(copies: &[Copy], found: &[std::result::Result<Found, RemoteError>]) -> Result<Order> {
-        let (count, needed) = (copies.len(), majority(copies.len()));
-        let with_name = || copies.iter().map(|copy| &copy.name).zip(found);
+    /// The initial states of the replicas by their views, before any write.
+    fn first(replicas: &[Replica], found: &[std::result::Result<Found, RemoteError>]) -> Result<Order> {
+        let (count, needed) = (replicas.len(), majority(replicas.len()));
+        let with_name = || replicas.iter().map(|replica| &replica.name).zip(found);
         let locked = with_name().find(|(_, found)| matches!(found, Err(RemoteError::Fs(FsError::WouldBlock))));
         if let Some((name, _)) = locked {
             return Err(ReplicatedError::Locked { name: name.to_string() });
         }
         let views = || with_name().filter_map(|(name, found)| Some((name, found.as_ref().ok()?.view?)));
         let known = views().max_by_key(|(_, view)| view.epoch);
-        // A new set must not be made without all of its copies: the missing ones may belong to one.
+        // A new set must not be made without all of its replicas: the missing ones may belong to one.
         let needed = if known.is_some() { needed } else { count };
         let reached = found.iter().flatten().count();
         if reached < needed {
@@ -528,8 +529,8 @@ impl Order {
                     let first = first.to_string();
                     return Err(ReplicatedError::OtherSet { name, first });
                 }
-                if view.copies as usize != count {
-                    let (of, given) = (view.copies, count);
+                if view.replicas as usize != count {
+                    let (of, given) = (view.replicas, count);
                     return Err(ReplicatedError::OtherCount { name, of, given });
                 }
             }
@@ -537,7 +538,7 @@ impl Order {
         Self::of_view(known.map(|(_, view)| view), found)
     }
 
-    /// The states of the copies under the newest view known, or under a new one.
+    /// The states of the replicas under the newest view known, or under a new one.
     fn of_view(known: Option<View>, found: &[std::result::Result<Found, RemoteError>]) -> Result<Order> {
         let count = found.len();
         let view = match known {
@@ -546,7 +547,7 @@ impl Order {
                 set: ferrite_vfs::random().map_err(RemoteError::from)?,
                 ballot: 0,
                 epoch: (0, 0),
-                copies: count as u32,
+                replicas: count as u32,
                 is_written: false,
             },
         };
@@ -603,14 +604,14 @@ impl Order {
         }
     }
 
-    /// Leaves a copy out: nothing more is written to it.
+    /// Leaves a replica out: nothing more is written to it.
     fn leave_out(&mut self, index: usize, why: String) {
         let state = &mut self.states[index];
         self.is_raise_due |= state.is_in;
         state.is_in = false;
         state.catches_up = false;
         state.why = Some(why);
-        // One of the copies that are in has to define the content.
+        // One of the replicas that are in has to define the content.
         let mut ins = self.states.iter_mut().filter(|state| state.is_in);
         if ins.any(|state| state.lacks.is_empty()) {
             return;
@@ -621,14 +622,14 @@ impl Order {
         ins.for_each(|state| state.lacks.add_all(&doubt));
     }
 
-    /// A copy that defines the content where others are in doubt.
+    /// A replica that defines the content where others are in doubt.
     fn source(&self) -> Option<usize> {
         self.states
             .iter()
             .position(|state| state.is_in && state.lacks.is_empty())
     }
 
-    /// Copies that hold a range, starting with another one each time.
+    /// Replicas that hold a range, starting with another one each time.
     fn holders(&mut self, from: u64, to: u64) -> Vec<usize> {
         let holds = |state: &State| state.is_in && !state.lacks.overlaps(from, to);
         let mut holders: Vec<usize> = (0..self.states.len())

@@ -1,17 +1,17 @@
-//! Results of calls: which copies hold what, and why a call failed.
+//! Results of calls: which replicas hold what, and why a call failed.
 
 use std::fmt;
 
 use crate::rdma::RemoteError;
 
-/// Whether a copy holds a write.
+/// Whether a replica holds a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Held {
     /// Durably, and everything before it.
     Yes,
     /// Durably, but it is being resynchronised, and lacks other bytes still.
     CatchingUp,
-    /// It may hold all, a part or nothing of it: the copy failed.
+    /// It may hold all, a part or nothing of it: the replica failed.
     Unknown {
         /// The failure.
         why: String,
@@ -28,24 +28,24 @@ pub enum Held {
 pub struct Outcome {
     /// Where the bytes are.
     pub offset: u64,
-    /// For each copy, in the order of opening.
-    pub copies: Vec<Held>,
+    /// For each replica, in the order of opening.
+    pub replicas: Vec<Held>,
 }
 
 impl Outcome {
-    /// Copies that hold it, and everything before it.
+    /// Replicas that hold it, and everything before it.
     pub fn holders(&self) -> usize {
-        self.copies.iter().filter(|held| **held == Held::Yes).count()
+        self.replicas.iter().filter(|held| **held == Held::Yes).count()
     }
 }
 
-/// The standing of a copy.
+/// The standing of a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
     /// It holds everything.
     Current,
-    /// It holds everything acknowledged. Unacknowledged writes, of a writer that ended or when all copies failed, may
-    /// differ between copies.
+    /// It holds everything acknowledged. Unacknowledged writes, of a writer that ended or when all replicas failed, may
+    /// differ between replicas.
     InDoubt,
     /// It is being resynchronised.
     CatchingUp,
@@ -64,9 +64,9 @@ impl fmt::Display for Standing {
     }
 }
 
-/// The known state of a copy.
+/// The known state of a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CopyStatus {
+pub struct ReplicaStatus {
     /// As it was given.
     pub name: String,
     /// Its standing.
@@ -77,7 +77,7 @@ pub struct CopyStatus {
     pub why: Option<String>,
 }
 
-/// The result of a resync for one copy.
+/// The result of a resync for one replica.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Resynced {
     /// Bytes that were compared.
@@ -92,28 +92,28 @@ pub struct Resynced {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplicatedError {
-    /// There must be at least one copy, and at most this number.
-    #[error("a replicated file has 1 to {most} copies, not {count}")]
+    /// There must be at least one replica, and at most this number.
+    #[error("a replicated file has 1 to {most} replicas, not {count}")]
     Count {
         /// How many were given.
         count: usize,
         /// How many there may be.
         most: usize,
     },
-    /// The set was made with another number of copies.
-    #[error("{name} is one of {of} copies, and {given} were given: name them all")]
+    /// The set was made with another number of replicas.
+    #[error("{name} is one of {of} replicas, and {given} were given: name them all")]
     OtherCount {
-        /// A copy.
+        /// A replica.
         name: String,
         /// How many its set has.
         of: u32,
         /// How many were given.
         given: usize,
     },
-    /// Copies of different files were given.
-    #[error("{name} is a copy of another file than {first}")]
+    /// Replicas of different files were given.
+    #[error("{name} is a replica of another file than {first}")]
     OtherSet {
-        /// A copy.
+        /// A replica.
         name: String,
         /// Another one.
         first: String,
@@ -121,21 +121,21 @@ pub enum ReplicatedError {
     /// Another client writes.
     #[error("{name} is being written by another client, or was given twice")]
     Locked {
-        /// The copy.
+        /// The replica.
         name: String,
     },
     /// Another client has opened it for writing since: the lock was lost with the session of this client, which writes
     /// nothing more.
     #[error(
         "another client has opened {name} for writing since this one was cut off from it, so nothing more is written: \
-         open the copies again"
+         open the replicas again"
     )]
     Superseded {
-        /// A copy that knows of the other one.
+        /// A replica that knows of the other one.
         name: String,
     },
-    /// Too few copies answer to know what was written.
-    #[error("{reached} of {count} copies answer, and {needed} are needed: {why}")]
+    /// Too few replicas answer to know what was written.
+    #[error("{reached} of {count} replicas answer, and {needed} are needed: {why}")]
     Unreachable {
         /// How many answer.
         reached: usize,
@@ -146,16 +146,16 @@ pub enum ReplicatedError {
         /// The errors of the others.
         why: String,
     },
-    /// Too few copies hold the write. Those that do keep it.
-    #[error("{} of {} copies hold it, and {needed} must", outcome.holders(), outcome.copies.len())]
+    /// Too few replicas hold the write. Those that do keep it.
+    #[error("{} of {} replicas hold it, and {needed} must", outcome.holders(), outcome.replicas.len())]
     TooFew {
-        /// The copies that do.
+        /// The replicas that do.
         outcome: Outcome,
         /// How many must.
         needed: usize,
     },
-    /// No copy is known to hold the range to read, or none answers.
-    #[error("no copy could be read: {why}")]
+    /// No replica is known to hold the range to read, or none answers.
+    #[error("no replica could be read: {why}")]
     NoSource {
         /// Their errors.
         why: String,
@@ -164,7 +164,7 @@ pub enum ReplicatedError {
     #[error("the file was opened for reading only")]
     ReadOnly,
     /// The system has no threads.
-    #[error("no thread for a copy: {0}")]
+    #[error("no thread for a replica: {0}")]
     Thread(std::io::Error),
     /// Anything else.
     #[error(transparent)]

@@ -1,17 +1,17 @@
-//! Bringing copies up to date.
+//! Bringing replicas up to date.
 //!
-//! A resync compares bytes: it reads a piece from a copy that holds it and from the one that may not, and writes it
+//! A resync compares bytes: it reads a piece from a replica that holds it and from the one that may not, and writes it
 //! where they differ. Servers offer no checksums.
 //!
-//! Invariants: writers wait for one piece at most, and continue between pieces. From its first piece on, the copy also
-//! gets their writes; so the set of bytes that it lacks only shrinks. It is in again, and counts, when it lacks nothing
-//! and has recorded the epoch.
+//! Invariants: writers wait for one piece at most, and continue between pieces. From its first piece on, the replica
+//! also gets their writes; so the set of bytes that it lacks only shrinks. It is in again, and counts, when it lacks
+//! nothing and has recorded the epoch.
 
 use ferrite_checks::ranked::MutexGuard;
 
-use super::copy::Side;
 use super::outcome::{ReplicatedError, Resynced};
 use super::ranges::Ranges;
+use super::replica::Side;
 use super::{Order, ReplicatedFile, Result, read_from};
 use crate::rdma::RemoteError;
 
@@ -21,40 +21,41 @@ const PIECE_BYTES: u64 = 1 << 20;
 /// The extent to compare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
-    /// The ranges that a copy is known to lack, by this client; everything of copies that were left out before it came.
+    /// The ranges that a replica is known to lack, by this client; everything of replicas that were left out before it
+    /// came.
     Known,
-    /// Everything of all copies.
+    /// Everything of all replicas.
     Everything,
 }
 
 impl ReplicatedFile {
-    /// Reopens copies that were left out, and makes all copies equal, while others write. Blocks. Returns the result
-    /// for each copy.
+    /// Reopens replicas that were left out, and makes all replicas equal, while others write. Blocks. Returns the
+    /// result for each replica.
     ///
     /// # Errors
-    /// `ReadOnly`, `Superseded`. The error that keeps a copy from becoming current is in its [`Resynced`].
+    /// `ReadOnly`, `Superseded`. The error that keeps a replica from becoming current is in its [`Resynced`].
     pub fn resync(&self, extent: Extent) -> Result<Vec<Resynced>> {
         if !self.options.writable {
             return Err(ReplicatedError::ReadOnly);
         }
         let _one = self.resync.lock();
         self.order.lock().check_own()?;
-        let mut done = vec![Resynced::default(); self.copies.len()];
-        for (index, of_copy) in done.iter_mut().enumerate() {
+        let mut done = vec![Resynced::default(); self.replicas.len()];
+        for (index, of_replica) in done.iter_mut().enumerate() {
             let result = self.begin(index, extent);
-            let result = result.and_then(|()| self.bring(index, of_copy));
-            of_copy.why = result.err().map(|error| error.to_string());
+            let result = result.and_then(|()| self.bring(index, of_replica));
+            of_replica.why = result.err().map(|error| error.to_string());
         }
         Ok(done)
     }
 
-    /// From now on the copy gets all writes.
+    /// From now on the replica gets all writes.
     fn begin(&self, index: usize, extent: Extent) -> Result<()> {
         let is_in = self.order.lock().states[index].is_in;
         // Without the lock on the order: a server that is away may take long to fail.
         let found = match is_in {
             true => None,
-            false => Some(self.copies[index].ask(|side| side.open(true)).wait()?),
+            false => Some(self.replicas[index].ask(|side| side.open(true)).wait()?),
         };
         let mut order = self.order.lock();
         let order = &mut *order;
@@ -66,7 +67,7 @@ impl ReplicatedFile {
         let Some(found) = found else {
             return Ok(());
         };
-        let name = || self.copies[index].name.to_string();
+        let name = || self.replicas[index].name.to_string();
         let mut view = order.view;
         view.epoch = match found.view {
             Some(own) if own.set != view.set => {
@@ -83,12 +84,12 @@ impl ReplicatedFile {
                 (0, 0)
             }
         };
-        self.copies[index].ask(move |side| side.note(&view)).wait()?;
+        self.replicas[index].ask(move |side| side.note(&view)).wait()?;
         state.catches_up = true;
         Ok(())
     }
 
-    /// Brings a copy up to date, and takes it in.
+    /// Brings a replica up to date, and takes it in.
     fn bring(&self, index: usize, done: &mut Resynced) -> Result<()> {
         loop {
             let mut order = self.order.lock();
@@ -121,7 +122,7 @@ impl ReplicatedFile {
                 }
                 Ok(())
             };
-            let cut = self.copies[index].ask(cut).wait();
+            let cut = self.replicas[index].ask(cut).wait();
             self.lost_if(order, index, cut)?;
         }
         let state = &mut order.states[index];
@@ -133,7 +134,7 @@ impl ReplicatedFile {
         let len = (to - from) as usize;
         let holders = order.holders(from, to);
         // Both reads run at the same time.
-        let own = self.copies[index].ask(move |side| read_from(side, from, len));
+        let own = self.replicas[index].ask(move |side| read_from(side, from, len));
         let bytes = self.ask_each(&holders, move |side| read_from(side, from, len));
         let own = own.wait();
         let mut bytes = bytes?;
@@ -146,7 +147,7 @@ impl ReplicatedFile {
                 true => side.free(from, len as u64),
                 false => side.file()?.write(from, &bytes).and_then(|()| side.file()?.flush()),
             };
-            let written = own.map(drop).and_then(|()| self.copies[index].ask(write).wait());
+            let written = own.map(drop).and_then(|()| self.replicas[index].ask(write).wait());
             self.lost_if(order, index, written)?;
             done.written_bytes += len as u64;
         }
@@ -154,7 +155,7 @@ impl ReplicatedFile {
         Ok(false)
     }
 
-    /// The copy holds all bytes; it gets the size and the epoch of the others.
+    /// The replica holds all bytes; it gets the size and the epoch of the others.
     fn take_in(&self, order: &mut Order, index: usize) -> Result<()> {
         let (size, view) = (order.size, order.view);
         let end = move |side: &mut Side| {
@@ -164,7 +165,7 @@ impl ReplicatedFile {
             }
             side.note(&view)
         };
-        let ended = self.copies[index].ask(end).wait();
+        let ended = self.replicas[index].ask(end).wait();
         self.lost_if(order, index, ended)?;
         let state = &mut order.states[index];
         state.is_in = true;
@@ -173,10 +174,10 @@ impl ReplicatedFile {
         Ok(())
     }
 
-    /// Leaves a copy that fails meanwhile out again.
+    /// Leaves a replica that fails meanwhile out again.
     fn lost_if(&self, order: &mut Order, index: usize, result: std::result::Result<(), RemoteError>) -> Result<()> {
         if let Err(error) = result {
-            // Except the last one: no copy is ahead of it.
+            // Except the last one: no replica is ahead of it.
             let others = order
                 .states
                 .iter()

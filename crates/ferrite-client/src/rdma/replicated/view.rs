@@ -1,14 +1,14 @@
-//! Each copy's knowledge of its set: an extended attribute of its file.
+//! Each replica's knowledge of its set: an extended attribute of its file.
 //!
 //! Invariants:
 //! * A client that opens a set for writing takes a number, its *ballot*, that is higher than any on a majority of the
-//!   copies, and records it on a majority. So no two writers have the same one.
-//! * A copy's *epoch* (the ballot of a writer, and how often it has left a copy out) marks how far it is up to date:
-//!   copies with the highest epoch hold everything that was acknowledged. A writer that leaves a copy out raises the
-//!   epoch of the others before it acknowledges anything more.
+//!   replicas, and records it on a majority. So no two writers have the same one.
+//! * A replica's *epoch* (the ballot of a writer, and how often it has left a replica out) marks how far it is up to
+//!   date: replicas with the highest epoch hold everything that was acknowledged. A writer that leaves a replica out
+//!   raises the epoch of the others before it acknowledges anything more.
 //!
 //! 72 bytes, little-endian: `FERRCPY1`; the set's id, 16 bytes; ballot, the epoch's ballot, the epoch's number, 8 each;
-//! number of copies, 4; 1 while it is written, 4; 12 zeros; CRC-32C of these 68, 4.
+//! number of replicas, 4; 1 while it is written, 4; 12 zeros; CRC-32C of these 68, 4.
 
 /// The attribute.
 pub(super) const NAME: &[u8] = b"user.ferrite.copies";
@@ -21,7 +21,7 @@ pub(super) struct View {
     pub(super) set: [u8; 16],
     pub(super) ballot: u64,
     pub(super) epoch: (u64, u64),
-    pub(super) copies: u32,
+    pub(super) replicas: u32,
     /// A writer has it open, or has ended without closing it.
     pub(super) is_written: bool,
 }
@@ -33,7 +33,7 @@ impl View {
         bytes.extend(self.ballot.to_le_bytes());
         bytes.extend(self.epoch.0.to_le_bytes());
         bytes.extend(self.epoch.1.to_le_bytes());
-        bytes.extend(self.copies.to_le_bytes());
+        bytes.extend(self.replicas.to_le_bytes());
         bytes.extend(u32::from(self.is_written).to_le_bytes());
         bytes.resize(BYTES - 4, 0);
         let sum = crc32c::crc32c(&bytes);
@@ -54,7 +54,7 @@ impl View {
             set: *bytes.get(8..)?.first_chunk()?,
             ballot: long(24)?,
             epoch: (long(32)?, long(40)?),
-            copies: short(48)?,
+            replicas: short(48)?,
             is_written: short(52)? != 0,
         })
     }
@@ -70,7 +70,7 @@ mod tests {
             set: [3; 16],
             ballot: 4,
             epoch: (4, 9),
-            copies: 3,
+            replicas: 3,
             is_written: true,
         };
         let bytes = view.bytes();

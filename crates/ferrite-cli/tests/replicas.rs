@@ -1,7 +1,7 @@
-//! `ferrite log`, and `ferrite mr` with several copies of a file, with real processes that are killed.
+//! `ferrite log`, and `ferrite mr` with several replicas of a file, with real processes that are killed.
 //!
-//! Protects: a change that a command reported as done is there afterwards, on every copy once it was resynchronised;
-//! and the command reports a copy that lacks something.
+//! Protects: a change that a command reported as done is there afterwards, on every replica once it was resynchronised;
+//! and the command reports a replica that lacks something.
 
 use std::io::Write;
 use std::process::{Output, Stdio};
@@ -44,11 +44,14 @@ fn with<'w>(words: &[&'w str], urls: &'w [String]) -> Vec<&'w str> {
 }
 
 fn held(report: &Value) -> Vec<&str> {
-    let copies = report["copies"].as_array().unwrap();
-    copies.iter().map(|copy| copy["held"].as_str().unwrap()).collect()
+    let replicas = report["replicas"].as_array().unwrap();
+    replicas
+        .iter()
+        .map(|replica| replica["held"].as_str().unwrap())
+        .collect()
 }
 
-/// Resynchronises until all copies are current; returns the last output.
+/// Resynchronises until all replicas are current; returns the last output.
 fn resync(urls: &[String]) -> Value {
     let began = Instant::now();
     loop {
@@ -75,7 +78,7 @@ fn a_file_on_three_servers_survives_one() {
     let report = json(&fed(&with(&["mr", "append", "--json"], &urls), b"appended", 3));
     assert_eq!(held(&report), ["no", "yes", "yes"]);
     assert_eq!(report["offset"].as_u64(), Some(6_000_000));
-    // A user who wants all copies learns that there are too few.
+    // A user who wants all replicas learns that there are too few.
     let output = feed(&with(&["mr", "write", "--all"], &urls), b"x");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(
@@ -83,7 +86,7 @@ fn a_file_on_three_servers_survives_one() {
         "{output:?}"
     );
     servers[0].start();
-    // The first copy is old, and no command reads it.
+    // The first replica is old, and no command reads it.
     let mut whole = data.clone();
     whole.extend(b"appended");
     whole[0] = b'x';
@@ -98,7 +101,7 @@ fn a_file_on_three_servers_survives_one() {
         told.as_array()
             .unwrap()
             .iter()
-            .all(|copy| copy["standing"] == "current"),
+            .all(|replica| replica["standing"] == "current"),
         "{told}"
     );
     assert!(
@@ -112,9 +115,9 @@ fn a_file_on_three_servers_survives_one() {
         held(&json(&fed(&with(&["mr", "append", "--all", "--json"], &urls), b"!", 0))),
         ["yes"; 3]
     );
-    // Wrong words, and an incomplete set of copies.
+    // Wrong words, and an incomplete set of replicas.
     let output = feed(&with(&["mr", "read"], &urls[..2]), b"");
-    assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("one of 3 copies"));
+    assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("one of 3 replicas"));
     fails(ferrite().args(["mr", "resync", &urls[0]]), 2);
     fails(ferrite().args(["mr", "read", "pm:/x:/y", "pm:/x:/z"]), 2);
 }
@@ -180,7 +183,7 @@ fn a_log_on_three_servers_goes_on_when_one_is_killed() {
     assert_eq!(fed(&with(&["log", "walk"], &urls), b"", 0), b"one two three ");
     resync(&urls);
     fed(&with(&["log", "append"], &urls), b"four", 0);
-    // Each copy is a log on its own.
+    // Each replica is a log on its own.
     for url in &urls {
         assert_eq!(fed(&["log", "walk", url], b"", 0), b"one two three four");
     }

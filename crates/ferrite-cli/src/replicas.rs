@@ -1,7 +1,7 @@
-//! Files of servers that are several copies of one file: for `ferrite mr` and `ferrite log`.
+//! Files of servers that are several replicas of one file: for `ferrite mr` and `ferrite log`.
 //!
 //! Invariant: a command waits for an absent server no longer than [`TIMEOUT`] plus the retries of its verbs; unlike
-//! for a single file, which has no other copy.
+//! for a single file, which has no other replica.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use serde::Serialize;
 use crate::files::{Operand, caller, umask};
 use crate::{FAILED, Failure, USAGE, complain};
 
-/// The command succeeded, but a copy lacks something.
+/// The command succeeded, but a replica lacks something.
 pub(crate) const COPY_BEHIND: u8 = 3;
 
 /// A server that has not replied for so long counts as absent.
@@ -58,7 +58,7 @@ fn opened(address: &str, path: &Path, options: &RemoteOptions, makes: bool) -> R
     RemoteFile::open(&client, &context(), ino, options.clone())
 }
 
-/// Opens the copies of one file at these addresses.
+/// Opens the replicas of one file at these addresses.
 pub(crate) fn open(
     files: &[Operand],
     options: &RemoteOptions,
@@ -77,7 +77,7 @@ pub(crate) fn open(
         if !address.is_remote() {
             return Err(Failure::new(
                 USAGE,
-                "copies are files of servers: tcp://HOST:PORT/EXPORT:/PATH",
+                "replicas are files of servers: tcp://HOST:PORT/EXPORT:/PATH",
             ));
         }
         let name = format!("{}{}", prefix.to_string_lossy(), path.display());
@@ -90,29 +90,29 @@ pub(crate) fn open(
         .acknowledge(acknowledge);
     let file = ReplicatedFile::open(sources, wanted)?;
     let states = file.status();
-    let apart = states.iter().filter(|copy| copy.why.is_some());
-    apart.for_each(|copy| {
+    let apart = states.iter().filter(|replica| replica.why.is_some());
+    apart.for_each(|replica| {
         complain(format_args!(
             "ferrite: {}: {}",
-            copy.name,
-            copy.why.as_deref().unwrap_or("")
+            replica.name,
+            replica.why.as_deref().unwrap_or("")
         ))
     });
     Ok(file)
 }
 
-/// Ends; returns the exit code for the writes: not 0 if a copy lacks something.
+/// Ends; returns the exit code for the writes: not 0 if a replica lacks something.
 pub(crate) fn close(file: Arc<ReplicatedFile>) -> Result<u8, Failure> {
-    let is_behind = file.status().iter().any(|copy| copy.standing == Standing::Behind);
+    let is_behind = file.status().iter().any(|replica| replica.standing == Standing::Behind);
     if let Some(file) = Arc::into_inner(file) {
         file.close()?;
     }
     Ok(if is_behind { COPY_BEHIND } else { 0 })
 }
 
-/// The state of a copy.
+/// The state of a replica.
 #[derive(Serialize)]
-pub(crate) struct CopyReport {
+pub(crate) struct ReplicaReport {
     name: String,
     held: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -126,7 +126,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Records a write; returns its offset, or an error if too few copies hold it.
+    /// Records a write; returns its offset, or an error if too few replicas hold it.
     pub(crate) fn note(&mut self, result: Result<Outcome, ReplicatedError>) -> Result<u64, Failure> {
         let (outcome, failure) = match result {
             Ok(outcome) => (outcome, None),
@@ -141,9 +141,9 @@ impl Tally {
         };
         let offset = outcome.offset;
         match self.worst.is_empty() {
-            true => self.worst = outcome.copies,
+            true => self.worst = outcome.replicas,
             false => {
-                let all = self.worst.iter_mut().zip(outcome.copies);
+                let all = self.worst.iter_mut().zip(outcome.replicas);
                 all.filter(|(worst, _)| **worst == Held::Yes)
                     .for_each(|(worst, held)| *worst = held);
             }
@@ -151,9 +151,9 @@ impl Tally {
         failure.map_or(Ok(offset), Err)
     }
 
-    /// For the user: which copies hold all of it.
-    pub(crate) fn report(&self, file: &ReplicatedFile) -> Vec<CopyReport> {
-        let names = file.status().into_iter().map(|copy| copy.name);
+    /// For the user: which replicas hold all of it.
+    pub(crate) fn report(&self, file: &ReplicatedFile) -> Vec<ReplicaReport> {
+        let names = file.status().into_iter().map(|replica| replica.name);
         let told = names.zip(&self.worst).map(|(name, held)| {
             let (held, why) = match held {
                 Held::Yes => ("yes", None),
@@ -161,12 +161,12 @@ impl Tally {
                 Held::Unknown { why } => ("unknown", Some(why.clone())),
                 Held::No { why } => ("no", Some(why.clone())),
             };
-            CopyReport { name, held, why }
+            ReplicaReport { name, held, why }
         });
         told.collect()
     }
 
-    /// The exit code, if enough copies hold the data.
+    /// The exit code, if enough replicas hold the data.
     pub(crate) fn code(&self) -> u8 {
         match self.worst.iter().all(|held| *held == Held::Yes) {
             true => 0,
@@ -174,13 +174,13 @@ impl Tally {
         }
     }
 
-    /// Reports copies that lack data on standard error.
+    /// Reports replicas that lack data on standard error.
     pub(crate) fn complain(&self, file: &ReplicatedFile) {
-        for copy in self.report(file) {
-            if let Some(why) = &copy.why {
+        for replica in self.report(file) {
+            if let Some(why) = &replica.why {
                 complain(format_args!(
                     "ferrite: {} does not hold it, or not all: {why}; `ferrite mr resync` brings it up to date",
-                    copy.name
+                    replica.name
                 ));
             }
         }

@@ -1,6 +1,6 @@
-//! One copy: a file of a server, and its thread.
+//! One replica: a file of a server, and its thread.
 //!
-//! Invariant: a copy executes jobs in the order in which they were submitted.
+//! Invariant: a replica executes jobs in the order in which they were submitted.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -14,15 +14,15 @@ use crate::rdma::{RemoteError, RemoteFile};
 
 type Opener = Box<dyn Fn() -> Result<RemoteFile, RemoteError> + Send>;
 
-/// How to open a copy, also again after its server was away.
+/// How to open a replica, also again after its server was away.
 pub struct Source {
     name: String,
     open: Opener,
 }
 
 impl Source {
-    /// A copy of this name, for messages, that `open` opens: its own thread calls that, at first, and when the copy was
-    /// lost. A writer waits for a copy that goes away as long as its calls keep trying.
+    /// A replica of this name, for messages, that `open` opens: its own thread calls that, at first, and when the
+    /// replica was lost. A writer waits for a replica that goes away as long as its calls keep trying.
     pub fn new(name: impl Into<String>, open: impl Fn() -> Result<RemoteFile, RemoteError> + Send + 'static) -> Source {
         Source {
             name: name.into(),
@@ -31,7 +31,7 @@ impl Source {
     }
 }
 
-/// The state of a copy's thread.
+/// The state of a replica's thread.
 pub(super) struct Side {
     open: Opener,
     file: Option<RemoteFile>,
@@ -39,7 +39,7 @@ pub(super) struct Side {
     owner: Option<LockOwner>,
 }
 
-/// The state of a copy when it was opened.
+/// The state of a replica when it was opened.
 pub(super) struct Found {
     pub(super) view: Option<View>,
     pub(super) size: u64,
@@ -72,7 +72,7 @@ impl Side {
         })
     }
 
-    /// The copy's knowledge of its set, also if the lock is lost.
+    /// The replica's knowledge of its set, also if the lock is lost.
     pub(super) fn view(&self) -> Result<Option<View>, RemoteError> {
         let file = self.file()?;
         match file.client().getxattr(file.ctx(), file.ino(), view::NAME) {
@@ -92,7 +92,7 @@ impl Side {
         Ok(())
     }
 
-    /// Records the copy's knowledge of its set, durably.
+    /// Records the replica's knowledge of its set, durably.
     pub(super) fn note(&self, view: &View) -> Result<(), RemoteError> {
         let file = self.file()?;
         // Stale if the lock is lost: then another writer may have recorded something.
@@ -129,7 +129,7 @@ pub(super) struct Reply<T>(Receiver<Result<T, RemoteError>>);
 
 impl<T> Reply<T> {
     pub(super) fn wait(self) -> Result<T, RemoteError> {
-        let gone = |_| Err(FsError::Io("the thread of this copy has ended".into()).into());
+        let gone = |_| Err(FsError::Io("the thread of this replica has ended".into()).into());
         self.0.recv().unwrap_or_else(gone)
     }
 
@@ -144,24 +144,26 @@ impl<T> Reply<T> {
 }
 
 /// See the head of this module.
-pub(super) struct Copy {
+pub(super) struct Replica {
     pub(super) name: Arc<str>,
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Copy {
-    pub(super) fn start(source: Source) -> std::io::Result<Copy> {
+impl Replica {
+    pub(super) fn start(source: Source) -> std::io::Result<Replica> {
         let (jobs, received) = channel::<Job>();
         let mut side = Side {
             open: source.open,
             file: None,
             owner: None,
         };
-        let thread = std::thread::Builder::new().name("ferrite-copy".into()).spawn(move || {
-            received.into_iter().for_each(|job| job(&mut side));
-        })?;
-        Ok(Copy {
+        let thread = std::thread::Builder::new()
+            .name("ferrite-replica".into())
+            .spawn(move || {
+                received.into_iter().for_each(|job| job(&mut side));
+            })?;
+        Ok(Replica {
             name: source.name.into(),
             jobs: Some(jobs),
             thread: Some(thread),
@@ -180,7 +182,7 @@ impl Copy {
     }
 }
 
-impl Drop for Copy {
+impl Drop for Replica {
     fn drop(&mut self) {
         self.jobs = None;
         self.thread.take().map(JoinHandle::join);
