@@ -16,7 +16,7 @@ use rustix::process::{Pid, getpid};
 use crate::FabricError;
 use crate::connection::{Connection, Fabric, Receiver, upgrade};
 use crate::fabric::channel::HEAD_BYTES;
-use crate::fabric::{Descriptor, Introduction, Reply, SLOTS, message_bytes, prefix};
+use crate::fabric::{Descriptor, Introduction, RECEIVE_DEPTH, Reply, message_bytes, prefix};
 use crate::frame::{BODY_BYTES_MAX, DATA_BYTES_MAX, Lengths, OWN_ID, PREFIX_BYTES};
 use crate::ofi::{Endpoint, Page, PeerId, Provider, Reach, Remote};
 use crate::reactor::{Close, Data, FabricOptions, Link, Options, Origin, Reactors, Served, Service};
@@ -179,9 +179,9 @@ impl Attacker {
         let pool = Pool::new(REGION_BYTES as usize).expect("memory");
         let node = "127.0.0.1";
         let mut endpoint = Endpoint::open(site.provider, Some(node), 64, &pool, Reach::Remote).expect("opened");
-        for _ in 0..SLOTS {
-            let slot = pool.take(message_bytes(endpoint.inject_bytes())).expect("a buffer");
-            endpoint.receive(slot).expect("posted");
+        for _ in 0..RECEIVE_DEPTH {
+            let buffer = pool.take(message_bytes(endpoint.inject_bytes())).expect("a buffer");
+            endpoint.receive(buffer).expect("posted");
         }
         let introduction = Introduction {
             provider: site.provider,

@@ -25,7 +25,7 @@ struct Handle {
 
 #[derive(Default)]
 struct Shard {
-    slots: Vec<Option<Handle>>,
+    entries: Vec<Option<Handle>>,
     free: Vec<usize>,
     /// The number of such handles, by inode. A shard has all handles of its inodes.
     mappable: HashMap<Ino, usize>,
@@ -46,19 +46,19 @@ impl Handles {
         if maps {
             *shard.mappable.entry(ino).or_default() += 1;
         }
-        let slot = shard.free.pop().unwrap_or_else(|| {
-            shard.slots.push(None);
-            shard.slots.len() - 1
+        let index = shard.free.pop().unwrap_or_else(|| {
+            shard.entries.push(None);
+            shard.entries.len() - 1
         });
-        shard.slots[slot] = Some(Handle { file, maps });
-        (slot * SHARDS + shard_number) as u64
+        shard.entries[index] = Some(Handle { file, maps });
+        (index * SHARDS + shard_number) as u64
     }
 
     /// The handle of a number.
     pub(crate) fn get(&self, number: u64) -> Option<Arc<dyn OpenFile>> {
         let number = usize::try_from(number).ok()?;
         let shard = self.shards[number % SHARDS].lock();
-        let handle = shard.slots.get(number / SHARDS)?.as_ref()?;
+        let handle = shard.entries.get(number / SHARDS)?.as_ref()?;
         Some(Arc::clone(&handle.file))
     }
 
@@ -71,7 +71,7 @@ impl Handles {
     pub(crate) fn count(&self) -> usize {
         let in_shard = |shard: &Mutex<lock_order::Handles, Shard>| {
             let shard = shard.lock();
-            shard.slots.len() - shard.free.len()
+            shard.entries.len() - shard.free.len()
         };
         self.shards.iter().map(in_shard).sum()
     }
@@ -80,7 +80,7 @@ impl Handles {
     pub(crate) fn remove(&self, number: u64) -> Option<Arc<dyn OpenFile>> {
         let number = usize::try_from(number).ok()?;
         let mut shard = self.shards[number % SHARDS].lock();
-        let Handle { file, maps } = shard.slots.get_mut(number / SHARDS)?.take()?;
+        let Handle { file, maps } = shard.entries.get_mut(number / SHARDS)?.take()?;
         shard.free.push(number / SHARDS);
         let ino = file.ino();
         if maps && let Some(count) = shard.mappable.get_mut(&ino) {

@@ -3,7 +3,7 @@
 //! Invariants:
 //!
 //! * A file is bound once, however many sessions have keys for it, and is unbound when the last key is gone.
-//! * Binding and unbinding of a file exclude each other (`Slot::work`), and block nothing that packets need.
+//! * Binding and unbinding of a file exclude each other (`FileEntry::work`), and block nothing that packets need.
 //! * No lock of this file is held by code that the engine calls.
 
 use std::collections::HashMap;
@@ -70,9 +70,9 @@ pub struct Listed {
     pub status: FileStatus,
 }
 
-struct Slot {
+struct FileEntry {
     engine: Weak<dyn FileSystem>,
-    /// Held while the file is bound or unbound. True: this slot has been removed from the table.
+    /// Held while the file is bound or unbound. True: this entry has been removed from the table.
     work: Mutex<lock_order::Work, bool>,
     bound: Mutex<lock_order::Bound, Option<(Arc<FileMr>, Binding)>>,
 }
@@ -81,7 +81,7 @@ struct Slot {
 pub struct Registrar {
     shared: Arc<Shared>,
     check: Arc<KeyCheck>,
-    files: Mutex<lock_order::Slots, HashMap<FileId, Arc<Slot>>>,
+    files: Mutex<lock_order::Slots, HashMap<FileId, Arc<FileEntry>>>,
     next_number: AtomicU64,
 }
 
@@ -138,39 +138,39 @@ impl Registrar {
             cred: ctx.check.then(|| ctx.cred.clone()),
         };
         loop {
-            let slot = Arc::clone(lock(&self.files).entry(id).or_insert_with(|| {
-                Arc::new(Slot {
+            let entry = Arc::clone(lock(&self.files).entry(id).or_insert_with(|| {
+                Arc::new(FileEntry {
                     engine: Arc::downgrade(engine),
                     work: Mutex::new(false),
                     bound: Mutex::default(),
                 })
             }));
-            let mut is_gone = lock(&slot.work);
+            let mut is_gone = lock(&entry.work);
             if *is_gone {
                 continue;
             }
             let result = self
-                .bound(&slot, engine, ctx, id, binding, rights)
+                .bound(&entry, engine, ctx, id, binding, rights)
                 .and_then(|file| self.grant(&file, holder));
             if result.is_err() {
                 // Its error is the one to report.
-                let _ = self.unbind_unused(id, &slot, &mut is_gone);
+                let _ = self.unbind_unused(id, &entry, &mut is_gone);
             }
             return result;
         }
     }
 
-    /// The file of a slot, which this binds if necessary. The caller holds the slot's `work`.
+    /// The file of an entry, which this binds if necessary. The caller holds the entry's `work`.
     fn bound(
         &self,
-        slot: &Slot,
+        entry: &FileEntry,
         engine: &Arc<dyn FileSystem>,
         ctx: &Ctx,
         id: FileId,
         binding: Binding,
         rights: Rights,
     ) -> Result<Arc<FileMr>> {
-        let bound = lock(&slot.bound).clone();
+        let bound = lock(&entry.bound).clone();
         if let Some((file, how)) = bound
             && !file.has_ended()
         {
@@ -186,7 +186,7 @@ impl Registrar {
         let region = regions.bind(ctx, id.ino, binding, Arc::clone(&file) as _)?;
         file.bound(region);
         self.shared.explore(&file, 0);
-        *lock(&slot.bound) = Some((Arc::clone(&file), binding));
+        *lock(&entry.bound) = Some((Arc::clone(&file), binding));
         Ok(file)
     }
 
@@ -278,13 +278,13 @@ impl Registrar {
 
     /// All bound files.
     pub fn list(&self) -> Vec<Listed> {
-        let slots: Vec<(FileId, Arc<Slot>)> = lock(&self.files)
+        let entries: Vec<(FileId, Arc<FileEntry>)> = lock(&self.files)
             .iter()
-            .map(|(id, slot)| (*id, Arc::clone(slot)))
+            .map(|(id, entry)| (*id, Arc::clone(entry)))
             .collect();
         let mut listed = Vec::new();
-        for (id, slot) in slots {
-            let Some((file, binding)) = lock(&slot.bound).clone() else {
+        for (id, entry) in entries {
+            let Some((file, binding)) = lock(&entry.bound).clone() else {
                 continue;
             };
             if file.has_ended() {
@@ -293,7 +293,7 @@ impl Registrar {
             let keys = file.keys();
             let live = keys.iter().filter(|key| !key.is_revoked());
             listed.push(Listed {
-                engine: Weak::clone(&slot.engine),
+                engine: Weak::clone(&entry.engine),
                 ino: id.ino,
                 binding,
                 holders: live.map(|key| key.holder.clone()).collect(),
@@ -319,22 +319,22 @@ impl Registrar {
         let mut result = Ok(());
         for file in files {
             file.drain();
-            let slot = lock(&self.files).get(&file.id()).cloned();
-            let Some(slot) = slot else {
+            let entry = lock(&self.files).get(&file.id()).cloned();
+            let Some(entry) = entry else {
                 continue;
             };
-            let mut is_gone = lock(&slot.work);
-            result = result.and(self.unbind_unused(file.id(), &slot, &mut is_gone));
+            let mut is_gone = lock(&entry.work);
+            result = result.and(self.unbind_unused(file.id(), &entry, &mut is_gone));
         }
         result
     }
 
-    /// Unbinds the file of a slot that has no keys, and removes the slot. The caller holds its `work`.
-    fn unbind_unused(&self, id: FileId, slot: &Slot, is_gone: &mut bool) -> Result<()> {
+    /// Unbinds the file of an entry that has no keys, and removes the entry. The caller holds its `work`.
+    fn unbind_unused(&self, id: FileId, entry: &FileEntry, is_gone: &mut bool) -> Result<()> {
         if *is_gone {
             return Ok(());
         }
-        let bound = lock(&slot.bound).clone();
+        let bound = lock(&entry.bound).clone();
         let mut result = Ok(());
         if let Some((file, _)) = bound {
             if file.has_keys() {
@@ -343,7 +343,7 @@ impl Registrar {
             if let Some(region) = file.region() {
                 result = region.unbind();
             }
-            *lock(&slot.bound) = None;
+            *lock(&entry.bound) = None;
         }
         *is_gone = true;
         lock(&self.files).remove(&id);

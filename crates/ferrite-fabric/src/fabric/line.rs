@@ -21,7 +21,7 @@ use ferrite_checks::ranked::{Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::channel::{Channel, channel_of};
-use super::{Descriptor, RINGS_AFTER, SLOTS, message_bytes, pause, prefix};
+use super::{Descriptor, RECEIVE_DEPTH, RINGS_AFTER, message_bytes, pause, prefix};
 use crate::FabricError;
 use crate::frame::{INLINE_BYTES_MAX, Lengths};
 use crate::lock_order;
@@ -73,12 +73,12 @@ impl Line {
         let no_memory = || FabricError::Io(io::ErrorKind::OutOfMemory.into());
         let pool = Pool::new(pool_bytes).ok_or_else(no_memory)?;
         let node = stream.local_addr()?.ip().to_string();
-        let mut endpoint = Endpoint::open(provider, Some(&node), 2 * SLOTS, &pool, Reach::Remote)?;
-        for _ in 0..SLOTS {
-            let slot = pool
+        let mut endpoint = Endpoint::open(provider, Some(&node), 2 * RECEIVE_DEPTH, &pool, Reach::Remote)?;
+        for _ in 0..RECEIVE_DEPTH {
+            let buffer = pool
                 .take(message_bytes(endpoint.inject_bytes()))
                 .ok_or_else(no_memory)?;
-            endpoint.receive(slot)?;
+            endpoint.receive(buffer)?;
         }
         Ok(Line {
             state: Mutex::new(State {
@@ -311,10 +311,10 @@ impl State {
 
     fn came(&mut self, message: Buffer) -> Result<(), FabricError> {
         let (endpoint, inbox) = (&mut self.endpoint, &mut self.inbox);
-        let slot_bytes = message_bytes(endpoint.inject_bytes());
+        let receive_bytes = message_bytes(endpoint.inject_bytes());
         let (mut result, unposted) = (Ok(()), &mut self.unposted);
         let mut free = |mut buffer: Buffer| {
-            buffer.set_len(slot_bytes);
+            buffer.set_len(receive_bytes);
             match endpoint.receive(buffer) {
                 Ok(None) => {}
                 Ok(Some(buffer)) => unposted.push(buffer),

@@ -23,7 +23,7 @@ const VERSION: u8 = 1;
 /// Messages in flight in one direction of a connection, at most.
 pub(crate) const WINDOW: u32 = 24;
 /// Buffers for messages of one connection: the window, and messages that only return credit.
-pub(crate) const SLOTS: usize = 32;
+pub(crate) const RECEIVE_DEPTH: usize = 32;
 /// Longest message, unless the provider copies shorter ones faster.
 const MESSAGE_BYTES: usize = 8192;
 /// A sender that was silent for so long rings: the other end may be asleep.

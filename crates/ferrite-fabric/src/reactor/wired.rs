@@ -22,7 +22,8 @@ use super::{Close, Data, FabricOptions, QUEUED_BYTES_MAX, Served, Service};
 use crate::FabricError;
 use crate::fabric::channel::{Channel, channel_of};
 use crate::fabric::{
-    DESCRIPTOR_BYTES, Descriptor, Introduction, NAP, RINGS_AFTER, Reply, SLOTS, lengths, message_bytes, pause, random,
+    DESCRIPTOR_BYTES, Descriptor, Introduction, NAP, RECEIVE_DEPTH, RINGS_AFTER, Reply, lengths, message_bytes, pause,
+    random,
 };
 use crate::frame::PREFIX_BYTES;
 use crate::ofi::{Completion, Endpoint, Guard, Kind, Provider, Reach, Remote};
@@ -180,7 +181,7 @@ struct End {
     clients: usize,
     /// Buffers for messages. They are kept, and taken in blocks: scattered ones would keep the pool from having large
     /// buffers as long as there are clients.
-    slots: usize,
+    receive_buffers: usize,
     /// Those posted to the provider.
     posted: usize,
     /// Unused ones.
@@ -194,24 +195,24 @@ impl End {
         self.guard.as_ref().is_some_and(Guard::is_spoilt)
     }
 
-    fn slot_bytes(&self) -> usize {
+    fn receive_bytes(&self) -> usize {
         message_bytes(self.endpoint.inject_bytes())
     }
 
     /// Takes buffers for the messages of so many clients. False if the pool has none now, or they exceed their share.
     fn reserve(&mut self, clients: usize, pool: &Pool) -> bool {
-        let slot_bytes = self.slot_bytes();
-        let block_bytes = (pool.len_bytes() / BLOCKS).clamp(SLOTS * slot_bytes, BUFFER_BYTES_MAX);
+        let receive_bytes = self.receive_bytes();
+        let block_bytes = (pool.len_bytes() / BLOCKS).clamp(RECEIVE_DEPTH * receive_bytes, BUFFER_BYTES_MAX);
         let block_bytes = 1 << block_bytes.ilog2();
-        while self.slots < clients * SLOTS {
-            if self.slots * slot_bytes + block_bytes > pool.len_bytes() / SHARE {
+        while self.receive_buffers < clients * RECEIVE_DEPTH {
+            if self.receive_buffers * receive_bytes + block_bytes > pool.len_bytes() / SHARE {
                 return false;
             }
             let Some(block) = pool.take(block_bytes) else {
                 return false;
             };
-            let parts = block.split(slot_bytes);
-            self.slots += parts.len();
+            let parts = block.split(receive_bytes);
+            self.receive_buffers += parts.len();
             self.spare.extend(parts);
         }
         true
@@ -219,14 +220,14 @@ impl End {
 
     /// Gives the provider as many buffers for messages as all clients together may need.
     fn refill(&mut self) -> Result<(), FabricError> {
-        let slot_bytes = self.slot_bytes();
-        while self.posted < self.clients * SLOTS {
-            let Some(mut slot) = self.spare.pop() else {
+        let receive_bytes = self.receive_bytes();
+        while self.posted < self.clients * RECEIVE_DEPTH {
+            let Some(mut buffer) = self.spare.pop() else {
                 return Ok(());
             };
-            slot.set_len(slot_bytes);
-            if let Some(slot) = self.endpoint.receive(slot)? {
-                self.spare.push(slot);
+            buffer.set_len(receive_bytes);
+            if let Some(buffer) = self.endpoint.receive(buffer)? {
+                self.spare.push(buffer);
                 return Ok(());
             }
             self.posted += 1;
@@ -375,7 +376,7 @@ impl Fabrics {
             return Ok(index);
         }
         let node = stream.local_addr()?.ip().to_string();
-        let depth = CLIENTS_MAX * SLOTS / 8;
+        let depth = CLIENTS_MAX * RECEIVE_DEPTH / 8;
         let endpoint = Endpoint::open(provider, Some(&node), depth, &self.pool, Reach::Local)?;
         let guard = match provider {
             Provider::Shm => Guard::of(&endpoint.name()?),
@@ -385,7 +386,7 @@ impl Fabrics {
             endpoint,
             guard,
             clients: 0,
-            slots: 0,
+            receive_buffers: 0,
             posted: 0,
             spare: Vec::new(),
             done: Vec::new(),

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `mod` | [`Rings`]: all queues of a mount, from before the mount until its end |
 //! | `queue` | the thread of one CPU |
-//! | `serve` | a request in a slot becomes its reply |
+//! | `serve` | a request in an entry becomes its reply |
 //! | `abi`, `reply` | the kernel's layouts: requests decoded, replies encoded |
 //! | `uring` | the shared memory and the io_uring |
 //!
@@ -14,12 +14,13 @@
 //! Decisions, with reasons:
 //! * The kernel accepts rings once every possible CPU has one; until then all requests wait. So the rings are made
 //!   before the mount, and if one is unavailable, the mount does not announce any to the kernel.
-//! * A queue has up to [`DEPTH_MAX`] slots of [`PAYLOAD_BYTES`] at first. A thread serves one request at a time, but
-//!   the kernel gives a request that found no slot to the next slot whose reply is committed, not to one that is added.
+//! * A queue has up to [`DEPTH_MAX`] entries of [`PAYLOAD_BYTES`] at first. A thread serves one request at a time, but
+//!   the kernel gives a request that found no entry to the next entry whose reply is committed, not to one that is
+//!   added.
 //!
-//!   So where others wait for a lock or a thaw, a request must find a slot on arrival. That is 64 MiB of addresses for
-//!   each CPU; memory is allocated as it is touched, and the kernel takes the slot that came back last, so most stay
-//!   empty. Slots are added while some are away.
+//!   So where others wait for a lock or a thaw, a request must find an entry on arrival. That is 64 MiB of addresses
+//!   for each CPU; memory is allocated as it is touched, and the kernel takes the entry that came back last, so most
+//!   stay empty. Entries are added while some are away.
 //! * If the engine may wait for a device or a network, workers call it. That costs two wake-ups, as on the classic
 //!   transport.
 //! * `FORGET` and `INTERRUPT` stay on `/dev/fuse`, so fuser's threads stay, too.
@@ -46,15 +47,15 @@ use crate::service::Service;
 
 /// Largest write request. The engine takes each as one atomic step.
 pub(crate) const MAX_WRITE_BYTES: u32 = 1 << 20;
-/// Memory of a slot for everything but headers. The kernel wants space for the largest write, for as many pages as a
+/// Memory of an entry for everything but headers. The kernel wants space for the largest write, for as many pages as a
 /// request may have (fuser derives that from the largest write and read-ahead), and for 8 KiB.
 const PAYLOAD_BYTES: usize = MAX_WRITE_BYTES as usize;
-/// Initial slots of a queue, on machines with few CPUs.
+/// Initial entries of a queue, on machines with few CPUs.
 const DEPTH_MAX: usize = 64;
 /// And on machines with many.
 const DEPTH_MIN: usize = 4;
-/// Initial slots of all queues, if that is enough for [`DEPTH_MIN`] each. One takes two pages.
-const SLOTS_AT_FIRST: usize = 2048;
+/// Initial entries of all queues, if that is enough for [`DEPTH_MIN`] each. One takes two pages.
+const ENTRIES_AT_FIRST: usize = 2048;
 /// Threads for an engine that may block, at least.
 const WORKERS_MIN: usize = 8;
 /// The switch.
@@ -130,7 +131,7 @@ impl Rings {
                 workers: workers.clone(),
                 cpu,
                 only,
-                depth: (SLOTS_AT_FIRST / usize::from(count).max(1)).clamp(DEPTH_MIN, DEPTH_MAX),
+                depth: (ENTRIES_AT_FIRST / usize::from(count).max(1)).clamp(DEPTH_MIN, DEPTH_MAX),
             };
             let (sender, reports) = channel();
             let (give, device) = channel();

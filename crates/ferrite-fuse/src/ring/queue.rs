@@ -1,13 +1,13 @@
 //! The thread of one CPU: it takes requests from its ring, and passes replies back.
 //!
-//! Contents: [`run`], the thread; [`Inbox`], through which other threads return slots with their replies.
+//! Contents: [`run`], the thread; [`Inbox`], through which other threads return entries with their replies.
 //!
 //! Invariants:
 //! * The thread waits only for its ring: workers do work that may take time, and a request that has to wait (for a
-//!   lock, for space, for a thaw) keeps its slot, but not the thread.
-//! * However many slots are away, half as many as there were at first wait for requests: more are registered as needed,
-//!   up to [`SLOTS_MAX`]. If more requests wait than that, or more in one instant than slots wait for them, others of
-//!   the same CPU have to wait, too.
+//!   lock, for space, for a thaw) keeps its entry, but not the thread.
+//! * However many entries are away, half as many as there were at first wait for requests: more are registered as
+//!   needed, up to [`ENTRIES_MAX`]. If more requests wait than that, or more in one instant than entries wait for them,
+//!   others of the same CPU have to wait, too.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -25,29 +25,29 @@ use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use super::PAYLOAD_BYTES;
 use super::abi;
 use super::serve::serve;
-use super::uring::{Event, Slot, Uring, Wake, ring};
+use super::uring::{Event, RingEntry, Uring, Wake, ring};
 use crate::lock_order;
 use crate::service::Service;
 
-/// Slots of one queue.
-const SLOTS_MAX: usize = 4096;
+/// Entries of one queue.
+const ENTRIES_MAX: usize = 4096;
 /// How often a thread on a wrong CPU tries to get back, after its own was offline.
 const PIN_EVERY: Duration = Duration::from_secs(1);
 /// Pause after an error of the ring, before the next try.
 const RETRY_AFTER: Duration = Duration::from_millis(1);
 
-/// Where slots with replies from other threads wait for their thread.
+/// Where entries with replies from other threads wait for their thread.
 pub(crate) struct Inbox {
-    completed: Mutex<lock_order::Answered, Vec<Slot>>,
+    completed: Mutex<lock_order::Answered, Vec<RingEntry>>,
     wake: Arc<Wake>,
     owner: ThreadId,
     is_over: AtomicBool,
 }
 
 impl Inbox {
-    fn give(&self, slot: Slot) {
+    fn give(&self, entry: RingEntry) {
         let mut completed = self.completed.lock();
-        completed.push(slot);
+        completed.push(entry);
         // The thread itself looks without a wake-up, and one call wakes it for all.
         let is_woken = completed.len() > 1 || std::thread::current().id() == self.owner;
         drop(completed);
@@ -71,12 +71,12 @@ pub(crate) struct Task {
     pub(crate) cpu: u16,
     /// The only user allowed to send requests, if restricted.
     pub(crate) only: Option<u32>,
-    /// Initial number of slots.
+    /// Initial number of entries.
     pub(crate) depth: usize,
 }
 
 /// The thread. It reports on `reports` that it has a ring, takes the device's descriptor from `device`, reports that
-/// the kernel has its slots, and then serves until the mount is gone.
+/// the kernel has its entries, and then serves until the mount is gone.
 pub(crate) fn run(task: &Task, reports: &Sender<io::Result<Arc<Inbox>>>, device: &Receiver<OwnedFd>) {
     let prepared = ring().and_then(|ring| Ok((ring, Arc::new(Wake::new()?))));
     let (ring, wake) = match prepared {
@@ -126,7 +126,7 @@ pub(crate) fn run(task: &Task, reports: &Sender<io::Result<Arc<Inbox>>>, device:
     }
 }
 
-/// Registers the first slots, and checks that the kernel took them.
+/// Registers the first entries, and checks that the kernel took them.
 fn register(uring: &mut Uring, depth: usize) -> io::Result<()> {
     for _ in 0..depth {
         uring.register(false)?;
@@ -158,11 +158,11 @@ impl Queue<'_> {
     /// Handles an event, after which `left` others wait.
     fn take(&mut self, event: Event, left: usize) -> io::Result<()> {
         match event {
-            Event::Requested(slot) => match self.serve(slot) {
-                Some(slot) => self.uring.commit(slot)?,
+            Event::Requested(entry) => match self.serve(entry) {
+                Some(entry) => self.uring.commit(entry)?,
                 None => {
                     let spare = self.task.depth / 2;
-                    if self.uring.waiting() + left < spare && self.uring.slots() < SLOTS_MAX && !self.is_gone {
+                    if self.uring.waiting() + left < spare && self.uring.entries() < ENTRIES_MAX && !self.is_gone {
                         self.uring.register(true)?;
                     }
                 }
@@ -180,25 +180,25 @@ impl Queue<'_> {
         }
     }
 
-    fn serve(&self, mut slot: Slot) -> Option<Slot> {
-        let requested = slot.header().request();
+    fn serve(&self, mut entry: RingEntry) -> Option<RingEntry> {
+        let requested = entry.header().request();
         if self.task.only.is_some_and(|only| only != requested.uid) && abi::is_users(requested.opcode) {
-            slot.respond(Err(Errno::EACCES.into()));
-            return Some(slot);
+            entry.respond(Err(Errno::EACCES.into()));
+            return Some(entry);
         }
         let inbox = Arc::clone(&self.inbox);
         let (spare, workers) = (self.task.service.spare(), &self.task.workers);
         // Where all threads wait for a server, requests that need none must not wait for them.
         let is_at_hand = spare.is_some_and(|spare| abi::is_answered_in_any_case(&requested) && spare.is_full());
         if spare.is_none() && workers.is_none() || is_at_hand || !abi::asks_engine(requested.opcode) {
-            return serve(&self.task.service, slot, move |slot| inbox.give(slot));
+            return serve(&self.task.service, entry, move |entry| inbox.give(entry));
         }
         let service = Arc::clone(&self.task.service);
-        // The number of slots bounds these.
+        // The number of entries bounds these.
         let work = move || {
             let later = Arc::clone(&inbox);
-            if let Some(slot) = serve(&service, slot, move |slot| later.give(slot)) {
-                inbox.give(slot);
+            if let Some(entry) = serve(&service, entry, move |entry| later.give(entry)) {
+                inbox.give(entry);
             }
         };
         match (spare, workers) {
@@ -211,7 +211,7 @@ impl Queue<'_> {
 
     fn empty_inbox(&mut self) -> io::Result<()> {
         let completed = std::mem::take(&mut *self.inbox.completed.lock());
-        completed.into_iter().try_for_each(|slot| self.uring.commit(slot))
+        completed.into_iter().try_for_each(|entry| self.uring.commit(entry))
     }
 
     fn ended(&mut self, error: &io::Error) -> io::Result<()> {
@@ -220,9 +220,9 @@ impl Queue<'_> {
             self.is_gone = true;
             return Ok(());
         }
-        // Another slot takes its place: without any, requests of this CPU would wait forever.
+        // Another entry takes its place: without any, requests of this CPU would wait forever.
         tracing::warn!(%error, "the kernel gave a request of the mount up");
-        match self.uring.slots() < SLOTS_MAX {
+        match self.uring.entries() < ENTRIES_MAX {
             true => self.uring.register(false),
             false => Ok(()),
         }

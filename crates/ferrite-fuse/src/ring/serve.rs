@@ -1,8 +1,8 @@
-//! A request in a slot becomes its reply.
+//! A request in an entry becomes its reply.
 //!
 //! Contents: [`serve`]: which requests are carried out now, and which later.
 //!
-//! Invariant: each slot gets exactly one reply: it is returned with its reply in it, or it is passed to `later`, also
+//! Invariant: each entry gets exactly one reply: it is returned with its reply in it, or it is passed to `later`, also
 //! if the code that owes the reply forgets it or panics. Without a reply its caller would wait forever.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,38 +13,42 @@ use fuser::{Errno, WriteFlags};
 
 use super::abi::{self, Request, decode};
 use super::reply::{Encode, Reply, Written, Xattr};
-use super::uring::Slot;
+use super::uring::RingEntry;
 use crate::caller;
 use crate::locks::Requester;
 use crate::service::{Response, Service};
 use crate::space::{Attempt, RetryTimeout, go_on, is_no_space, when_open};
 
-/// A slot that needs a reply before it is passed on.
-struct Owed<F: FnOnce(Slot)>(Option<(Slot, F)>);
+/// An entry that needs a reply before it is passed on.
+struct Owed<F: FnOnce(RingEntry)>(Option<(RingEntry, F)>);
 
-impl<F: FnOnce(Slot)> Owed<F> {
-    fn pay(mut self, respond: impl FnOnce(&mut Slot)) {
-        if let Some((mut slot, later)) = self.0.take() {
-            respond(&mut slot);
-            later(slot);
+impl<F: FnOnce(RingEntry)> Owed<F> {
+    fn pay(mut self, respond: impl FnOnce(&mut RingEntry)) {
+        if let Some((mut entry, later)) = self.0.take() {
+            respond(&mut entry);
+            later(entry);
         }
     }
 }
 
-impl<F: FnOnce(Slot)> Drop for Owed<F> {
+impl<F: FnOnce(RingEntry)> Drop for Owed<F> {
     fn drop(&mut self) {
-        if let Some((mut slot, later)) = self.0.take() {
-            slot.respond(Err(Errno::EIO.into()));
-            later(slot);
+        if let Some((mut entry, later)) = self.0.take() {
+            entry.respond(Err(Errno::EIO.into()));
+            later(entry);
         }
     }
 }
 
 /// Carries a request out. `None`: it has to wait, for a lock, for space or until the mount is thawed, and `later` gets
 /// it with its reply, perhaps at once, perhaps on another thread.
-pub(crate) fn serve(service: &Arc<Service>, mut slot: Slot, later: impl FnOnce(Slot) + Send + 'static) -> Option<Slot> {
-    let requested = slot.header().request();
-    let (header, payload) = slot.parts();
+pub(crate) fn serve(
+    service: &Arc<Service>,
+    mut entry: RingEntry,
+    later: impl FnOnce(RingEntry) + Send + 'static,
+) -> Option<RingEntry> {
+    let requested = entry.header().request();
+    let (header, payload) = entry.parts();
     let used = payload.len().min(header.payload_bytes as usize);
     match decode(header, &payload[..used]) {
         Ok(Request::SetLk {
@@ -59,9 +63,9 @@ pub(crate) fn serve(service: &Arc<Service>, mut slot: Slot, later: impl FnOnce(S
                 may_wait,
                 is_flock: Some(is_flock),
             };
-            let owed = Owed(Some((slot, later)));
+            let owed = Owed(Some((entry, later)));
             service.setlk((requested.ino, fh), owner, wanted, requester, move |outcome| {
-                owed.pay(|slot| slot.respond(outcome.map(|()| 0)));
+                owed.pay(|entry| entry.respond(outcome.map(|()| 0)));
             });
             return None;
         }
@@ -69,45 +73,45 @@ pub(crate) fn serve(service: &Arc<Service>, mut slot: Slot, later: impl FnOnce(S
         _ => {}
     }
     if !abi::changes(requested.opcode) {
-        let made = perform_in(service, &mut slot);
-        slot.respond(made);
-        return Some(slot);
+        let made = perform_in(service, &mut entry);
+        entry.respond(made);
+        return Some(entry);
     }
     let Some(passage) = service.freeze_barrier().pass() else {
-        when_open(Arc::clone(service), Change::of(slot, later), RetryTimeout::default());
+        when_open(Arc::clone(service), Change::of(entry, later), RetryTimeout::default());
         return None;
     };
-    let made = perform_in(service, &mut slot);
+    let made = perform_in(service, &mut entry);
     drop(passage);
     if is_no_space(&made) {
-        let mut change = Change::of(slot, later);
+        let mut change = Change::of(entry, later);
         change.made = made;
         go_on(Arc::clone(service), change, RetryTimeout::default());
         return None;
     }
-    slot.respond(made);
-    Some(slot)
+    entry.respond(made);
+    Some(entry)
 }
 
 /// A change that could not be made at once.
-struct Change<F: FnOnce(Slot)> {
+struct Change<F: FnOnce(RingEntry)> {
     owed: Owed<F>,
     made: Response<usize>,
 }
 
-impl<F: FnOnce(Slot)> Change<F> {
-    fn of(slot: Slot, later: F) -> Change<F> {
+impl<F: FnOnce(RingEntry)> Change<F> {
+    fn of(entry: RingEntry, later: F) -> Change<F> {
         Change {
-            owed: Owed(Some((slot, later))),
+            owed: Owed(Some((entry, later))),
             made: Err(Errno::EIO.into()),
         }
     }
 }
 
-impl<F: FnOnce(Slot) + Send + 'static> Attempt for Change<F> {
+impl<F: FnOnce(RingEntry) + Send + 'static> Attempt for Change<F> {
     fn attempt(&mut self, service: &Service) {
-        if let Some((slot, _)) = &mut self.owed.0 {
-            self.made = perform_in(service, slot);
+        if let Some((entry, _)) = &mut self.owed.0 {
+            self.made = perform_in(service, entry);
         }
     }
 
@@ -117,14 +121,14 @@ impl<F: FnOnce(Slot) + Send + 'static> Attempt for Change<F> {
 
     fn respond(self) {
         let made = self.made;
-        self.owed.pay(|slot| slot.respond(made));
+        self.owed.pay(|entry| entry.respond(made));
     }
 }
 
 /// Carries a request out; its reply is in it then, unless that is an error.
-fn perform_in(service: &Service, slot: &mut Slot) -> Response<usize> {
-    let requested = slot.header().request();
-    let (header, payload) = slot.parts();
+fn perform_in(service: &Service, entry: &mut RingEntry) -> Response<usize> {
+    let requested = entry.header().request();
+    let (header, payload) = entry.parts();
     let ctx = caller::ctx(requested.pid, requested.uid, requested.gid);
     let used = payload.len().min(header.payload_bytes as usize);
     let perform = || perform(service, &ctx, requested.ino, header, (payload, used));

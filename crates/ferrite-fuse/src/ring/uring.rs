@@ -1,10 +1,10 @@
 //! The memory shared with the kernel, and the io_uring that passes it to and fro. The only module of this crate with
 //! `unsafe`.
 //!
-//! Contents: [`Slot`], one entry's memory; [`Uring`], the ring of one queue; [`Wake`], which ends its wait.
+//! Contents: [`RingEntry`], its memory; [`Uring`], the ring of one queue; [`Wake`], which ends its wait.
 //!
-//! Invariant: a slot is with the kernel or with this process. [`Uring::register`] and [`Uring::commit`] take it away
-//! from its holder, and [`Uring::wait`] returns it. Memory that the kernel may still write to is never freed: slots
+//! Invariant: an entry is with the kernel or with this process. [`Uring::register`] and [`Uring::commit`] take it away
+//! from its holder, and [`Uring::wait`] returns it. Memory that the kernel may still write to is never freed: entries
 //! that the kernel has when the ring is dropped stay mapped for good, which happens only if a mount ends before it is
 //! unmounted.
 #![allow(unsafe_code, reason = "the kernel reads and writes memory that it is told of once")]
@@ -25,7 +25,7 @@ const HEADER_BYTES: usize = 4096;
 /// Where the vectors are.
 const VECTORS_AT: usize = 2048;
 const _: () = assert!(size_of::<EntryHeader>() == 288 && size_of::<EntryHeader>() <= VECTORS_AT);
-/// Bytes of a large request that a spare slot keeps after the reply.
+/// Bytes of a large request that a spare entry keeps after the reply.
 const KEPT_BYTES: usize = 4096;
 
 /// `FUSE_IO_URING_CMD_REGISTER`.
@@ -34,14 +34,14 @@ const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
 /// Submissions at a time; more are submitted at once.
 const SUBMISSIONS: u32 = 64;
-/// The user data of the wait for [`Wake`], where slots have their index.
+/// The user data of the wait for [`Wake`], where entries have their index.
 const WOKEN: u64 = u64::MAX;
 /// Where `struct io_uring_sqe` has `len`.
 const SQE_LEN_AT: usize = 24;
 const _: () = assert!(size_of::<squeue::Entry128>() == 128);
 
 /// One entry of a queue: a request, then its reply.
-pub(crate) struct Slot {
+pub(crate) struct RingEntry {
     map: MmapMut,
     index: usize,
     /// Of the request; the reply overwrites it in the header.
@@ -49,9 +49,9 @@ pub(crate) struct Slot {
     is_spare: bool,
 }
 
-impl Slot {
-    /// Memory for a slot of `payload_bytes`, allocated as it is used.
-    fn new(index: usize, payload_bytes: usize, is_spare: bool) -> io::Result<Slot> {
+impl RingEntry {
+    /// Memory for an entry of `payload_bytes`, allocated as it is used.
+    fn new(index: usize, payload_bytes: usize, is_spare: bool) -> io::Result<RingEntry> {
         let mut map = MmapOptions::new()
             .len(HEADER_BYTES + payload_bytes)
             .no_reserve_swap()
@@ -64,7 +64,7 @@ impl Slot {
         });
         // SAFETY: in the first page of the mapping, behind the header, and aligned.
         unsafe { base.add(VECTORS_AT).cast::<[libc::iovec; 2]>().write(vectors) };
-        Ok(Slot {
+        Ok(RingEntry {
             map,
             index,
             unique: 0,
@@ -75,7 +75,7 @@ impl Slot {
     /// The header of the request.
     pub(crate) fn header(&self) -> &EntryHeader {
         // SAFETY: the mapping begins with a page, any bytes of which are a header, and the kernel does not have it:
-        // otherwise no code would hold the slot.
+        // otherwise no code would hold the entry.
         unsafe { &*self.map.as_ptr().cast() }
     }
 
@@ -126,10 +126,10 @@ impl Wake {
 /// An event that ends a wait.
 pub(crate) enum Event {
     /// A request arrived.
-    Requested(Slot),
+    Requested(RingEntry),
     /// A thread called [`Wake::wake`].
     Woken,
-    /// The kernel takes no more from this slot.
+    /// The kernel takes no more from this entry.
     Ended(io::Error),
 }
 
@@ -140,8 +140,8 @@ pub(crate) struct Uring {
     queue: u16,
     wake: Arc<Wake>,
     payload_bytes: usize,
-    /// By index, the slots that are with the kernel.
-    slots: Vec<Option<Slot>>,
+    /// By index, the entries that are with the kernel.
+    entries: Vec<Option<RingEntry>>,
     with_kernel: usize,
 }
 
@@ -167,27 +167,27 @@ impl Uring {
             queue,
             wake,
             payload_bytes,
-            slots: Vec::new(),
+            entries: Vec::new(),
             with_kernel: 0,
         };
         uring.watch_wake()?;
         Ok(uring)
     }
 
-    /// Number of slots, wherever they are.
-    pub(crate) fn slots(&self) -> usize {
-        self.slots.len()
+    /// Number of entries, wherever they are.
+    pub(crate) fn entries(&self) -> usize {
+        self.entries.len()
     }
 
-    /// Number of slots that wait for requests.
+    /// Number of entries that wait for requests.
     pub(crate) fn waiting(&self) -> usize {
         self.with_kernel
     }
 
-    fn push(&mut self, entry: &squeue::Entry128) -> io::Result<()> {
-        // SAFETY: the descriptors are open as long as the ring, and memory that an entry names is that of a slot which
-        // is kept in `slots`, or leaked, until the entry completes.
-        while unsafe { self.ring.submission().push(entry) }.is_err() {
+    fn push(&mut self, sqe: &squeue::Entry128) -> io::Result<()> {
+        // SAFETY: the descriptors are open as long as the ring, and memory that an SQE names is that of an entry which
+        // is kept in `entries`, or leaked, until the SQE completes.
+        while unsafe { self.ring.submission().push(sqe) }.is_err() {
             self.submit()?;
         }
         Ok(())
@@ -198,39 +198,39 @@ impl Uring {
         self.push(&poll.build().user_data(WOKEN).into())
     }
 
-    /// Gives the kernel one more slot to put requests into. An [`Event::Ended`] reports a refusal.
+    /// Gives the kernel one more entry to put requests into. An [`Event::Ended`] reports a refusal.
     pub(crate) fn register(&mut self, is_spare: bool) -> io::Result<()> {
-        let slot = Slot::new(self.slots.len(), self.payload_bytes, is_spare)?;
-        self.slots.push(None);
-        // SAFETY: the vectors are in the slot's mapping.
-        let vectors = unsafe { slot.map.as_ptr().add(VECTORS_AT) } as u64;
-        self.give(slot, REGISTER, Some(vectors), 0)
+        let entry = RingEntry::new(self.entries.len(), self.payload_bytes, is_spare)?;
+        self.entries.push(None);
+        // SAFETY: the vectors are in the entry's mapping.
+        let vectors = unsafe { entry.map.as_ptr().add(VECTORS_AT) } as u64;
+        self.give(entry, REGISTER, Some(vectors), 0)
     }
 
-    /// Passes a reply on, and gives the slot back for the next request.
-    pub(crate) fn commit(&mut self, slot: Slot) -> io::Result<()> {
-        let commit_id = slot.header().commit_id;
-        self.give(slot, COMMIT_AND_FETCH, None, commit_id)
+    /// Passes a reply on, and gives the entry back for the next request.
+    pub(crate) fn commit(&mut self, entry: RingEntry) -> io::Result<()> {
+        let commit_id = entry.header().commit_id;
+        self.give(entry, COMMIT_AND_FETCH, None, commit_id)
     }
 
-    fn give(&mut self, slot: Slot, command: u32, vectors: Option<u64>, commit_id: u64) -> io::Result<()> {
+    fn give(&mut self, entry: RingEntry, command: u32, vectors: Option<u64>, commit_id: u64) -> io::Result<()> {
         // `struct fuse_uring_cmd_req`: flags, the request, the queue.
         let mut request = [0; 80];
         request[8..16].copy_from_slice(&commit_id.to_ne_bytes());
         request[16..18].copy_from_slice(&self.queue.to_ne_bytes());
-        let entry = opcode::UringCmd80::new(types::Fd(self.device.as_raw_fd()), command)
+        let sqe = opcode::UringCmd80::new(types::Fd(self.device.as_raw_fd()), command)
             .cmd(request)
             .addr(vectors);
-        let mut entry = entry.build().user_data(slot.index as u64);
+        let mut sqe = sqe.build().user_data(entry.index as u64);
         if vectors.is_some() {
             // The crate's type has no field for it.
-            // SAFETY: an entry is a `struct io_uring_sqe`, 128 bytes, with `len` at this place.
-            unsafe { (&raw mut entry).cast::<u8>().add(SQE_LEN_AT).cast::<u32>().write(2) };
+            // SAFETY: an SQE is a `struct io_uring_sqe`, 128 bytes, with `len` at this place.
+            unsafe { (&raw mut sqe).cast::<u8>().add(SQE_LEN_AT).cast::<u32>().write(2) };
         }
-        let index = slot.index;
-        self.slots[index] = Some(slot);
+        let index = entry.index;
+        self.entries[index] = Some(entry);
         self.with_kernel += 1;
-        self.push(&entry)
+        self.push(&sqe)
     }
 
     /// Submits the queued entries.
@@ -261,16 +261,16 @@ impl Uring {
                 woken = true;
                 continue;
             }
-            let slot = usize::try_from(done.user_data()).ok();
-            let Some(mut slot) = slot.and_then(|index| self.slots.get_mut(index)?.take()) else {
+            let entry = usize::try_from(done.user_data()).ok();
+            let Some(mut entry) = entry.and_then(|index| self.entries.get_mut(index)?.take()) else {
                 continue;
             };
             self.with_kernel -= 1;
             events.push(match done.result() {
                 error if error < 0 => Event::Ended(io::Error::from_raw_os_error(-error)),
                 _ => {
-                    slot.unique = slot.header().request().unique;
-                    Event::Requested(slot)
+                    entry.unique = entry.header().request().unique;
+                    Event::Requested(entry)
                 }
             });
         }
@@ -285,9 +285,9 @@ impl Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        for slot in self.slots.drain(..).flatten() {
+        for entry in self.entries.drain(..).flatten() {
             // The kernel releases it some time after the ring is closed.
-            std::mem::forget(slot);
+            std::mem::forget(entry);
         }
     }
 }
