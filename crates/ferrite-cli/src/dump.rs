@@ -32,7 +32,7 @@ impl Dump {
         let path = self.path.as_os_str().as_bytes();
         let pages = match target.ask(&Request::Dump(path.to_vec()))? {
             Some(pages) => pages,
-            None => pages(&*target.look()?, path)?,
+            None => pages(&*target.inspect()?, path)?,
         };
         for page in &pages {
             match self.json {

@@ -25,7 +25,7 @@ pub(crate) fn gather(address: &Address) -> Result<VolumeInfo, Failure> {
     let target = Target::new(address);
     match target.ask(&Request::Info)? {
         Some(info) => Ok(info),
-        None => Ok(target.look()?.info()?),
+        None => Ok(target.inspect()?.info()?),
     }
 }
 

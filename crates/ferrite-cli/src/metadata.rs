@@ -48,7 +48,7 @@ impl DumpMeta {
         let to = std::path::absolute(&self.directory).map_err(super::about(&self.directory))?;
         let pairs = match target.ask_without_timeout(&Request::DumpMeta(to.as_os_str().as_bytes().to_vec()))? {
             Some(pairs) => pairs,
-            None => nvme::dump_metadata(&*target.look()?, &to)?,
+            None => nvme::dump_metadata(&*target.inspect()?, &to)?,
         };
         say(format!("{}: {pairs} keys", self.directory.display()));
         Ok(0)

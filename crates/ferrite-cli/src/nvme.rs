@@ -123,7 +123,7 @@ impl Making<'_> {
     }
 
     fn capacity(&self) -> Result<u64, Failure> {
-        let volume = NvmeVolume::open(self.path, looking())?;
+        let volume = NvmeVolume::open(self.path, inspecting())?;
         Ok(volume.info()?.capacity_bytes)
     }
 
@@ -139,10 +139,10 @@ impl Making<'_> {
 }
 
 /// Options for a look that changes nothing.
-fn looking() -> Options {
+fn inspecting() -> Options {
     let mut options = Options::default();
     options.read_only = true;
-    options.look = true;
+    options.inspect = true;
     options
 }
 
@@ -190,7 +190,7 @@ impl Checking<'_> {
     }
 
     fn check(&self) -> Result<Report, VolumeError> {
-        let volume = NvmeVolume::open(self.path, looking())?;
+        let volume = NvmeVolume::open(self.path, inspecting())?;
         let bar = Bar::new(self.json);
         let mut show = |done, total| bar.show("reading", done, total);
         match self.data {

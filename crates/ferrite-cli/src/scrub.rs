@@ -49,7 +49,7 @@ impl Scrub {
         let report: ScrubReport = match target.ask_telling(&Request::ScrubTelling(limit), &mut show)? {
             Some(report) => report,
             None => target
-                .look()?
+                .inspect()?
                 .scrub(Some(limit), &mut |_, done, total| show(done, total))?,
         };
         drop(bar);

@@ -128,11 +128,11 @@ impl Target {
     }
 
     /// Opens the pool through a private copy: a crashed pool is recovered in memory, and nothing is written.
-    pub(crate) fn look(&self) -> Result<Arc<dyn Volume>, Failure> {
+    pub(crate) fn inspect(&self) -> Result<Arc<dyn Volume>, Failure> {
         if self.mount.is_none() && self.given.path().is_dir() {
             return Err(not_mounted(self.given.path()));
         }
-        opening::volume(&self.given.at(self.pool()), &MountOptions::look())
+        opening::volume(&self.given.at(self.pool()), &MountOptions::inspect())
     }
 }
 

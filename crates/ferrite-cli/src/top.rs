@@ -76,9 +76,9 @@ struct Client {
     operations: Vec<Row>,
 }
 
-/// One look.
+/// One sample.
 #[derive(serde::Serialize)]
-struct Look {
+struct Sample {
     uptime_ms: u64,
     sessions: u64,
     sessions_begun: u64,
@@ -126,8 +126,8 @@ fn quantile(latency: &[u64], part: f64) -> Option<f64> {
     Some(bound_ns as f64 / 1e3)
 }
 
-fn look(activity: &Activity) -> Look {
-    Look {
+fn sample(activity: &Activity) -> Sample {
+    Sample {
         uptime_ms: activity.uptime_ms,
         sessions: activity.sessions,
         sessions_begun: activity.sessions_begun,
@@ -157,7 +157,7 @@ fn look(activity: &Activity) -> Look {
     }
 }
 
-/// The activity between two looks. A restarted server has begun again at zero.
+/// The activity between two samples. A restarted server has begun again at zero.
 fn since(before: &Activity, now: &Activity) -> Activity {
     if now.uptime_ms < before.uptime_ms {
         return now.clone();
@@ -208,7 +208,7 @@ fn since(before: &Activity, now: &Activity) -> Activity {
     between
 }
 
-/// A look as a table; `seconds` is the time that the numbers cover.
+/// A sample as a table; `seconds` is the time that the numbers cover.
 fn table(export: &str, now: &Activity, part: &Activity, seconds: f64) -> String {
     let mut text = String::new();
     let rate = |count: u64| count as f64 / seconds.max(0.001);
@@ -294,14 +294,14 @@ impl Top {
             let now = remote.server_activity()?;
             let at = Instant::now();
             if self.json {
-                say_json(&look(&now))?;
+                say_json(&sample(&now))?;
             } else {
                 let (part, seconds) = match &before {
                     Some((before, since_when)) => (since(before, &now), at.duration_since(*since_when).as_secs_f64()),
                     None => (now.clone(), now.uptime_ms as f64 / 1e3),
                 };
                 let table = table(&export, &now, &part, seconds);
-                // A terminal is cleared; elsewhere looks follow each other.
+                // A terminal is cleared; elsewhere samples follow each other.
                 let clear = match std::io::stdout().is_terminal() && !self.once {
                     true => "\x1b[2J\x1b[H",
                     false => "",

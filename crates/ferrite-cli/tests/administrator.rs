@@ -182,7 +182,7 @@ fn dead_and_damaged_pools_do_not_look_healthy() {
 }
 
 #[test]
-fn a_look_is_no_mount() {
+fn an_inspection_is_no_mount() {
     let dir = tempfile::tempdir().unwrap();
     let pool = dir.path().join("pool");
     mkfs(&pool, &["--size", "16M"]);

@@ -193,7 +193,7 @@ fn what_blkid_knows_is_not_overwritten() {
 
 /// A crashed pool is recovered in memory, so a look stores to the view of the device.
 #[test]
-fn a_device_can_be_looked_at_without_being_mounted() {
+fn a_device_can_be_inspected_without_being_mounted() {
     for device in dax_devices() {
         let name = device.to_str().unwrap();
         common::mkfs(&device, &["--force"]);

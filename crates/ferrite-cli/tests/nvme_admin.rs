@@ -106,7 +106,7 @@ const HOMES: [&str; 2] = ["directory = 'meta'", "device = 'meta.data'"];
 
 /// A look at a pool that was closed, at one whose daemon was killed, and at one that is mounted.
 #[test]
-fn a_look_writes_nothing() {
+fn an_inspection_writes_nothing() {
     if !has_fuse() {
         return;
     }
@@ -147,7 +147,7 @@ fn a_look_writes_nothing() {
 /// Commands query the daemon of a mounted pool; requests that it does not support are refused with its name, as for
 /// pools in memory.
 #[test]
-fn a_mounted_pool_is_looked_at_through_its_daemon() {
+fn a_mounted_pool_is_inspected_through_its_daemon() {
     if !has_fuse() {
         return;
     }

@@ -173,7 +173,7 @@ pub struct MountOptions {
     pub keep_orphans: bool,
     /// See [`MountOptions::forward_scan`].
     pub(crate) forward_scan: bool,
-    /// See [`MountOptions::look`].
+    /// See [`MountOptions::inspect`].
     pub(crate) is_look: bool,
 }
 
@@ -206,7 +206,7 @@ impl MountOptions {
         self
     }
 
-    /// The names of the options that differ from the default. An inspection ([`Self::look`]) counts as read-only.
+    /// The names of the options that differ from the default. An inspection ([`Self::inspect`]) counts as read-only.
     #[doc(hidden)]
     pub fn given(&self) -> Vec<&'static str> {
         let MountOptions {
@@ -248,7 +248,7 @@ impl MountOptions {
 
     /// Inspects a pool in any state: read-only, after a power loss too, and not counted in [`PoolInfo::mounts`].
     #[must_use]
-    pub fn look() -> MountOptions {
+    pub fn inspect() -> MountOptions {
         MountOptions {
             read_only: true,
             accept_power_loss: true,

@@ -381,9 +381,9 @@ fn a_file_stays_bound_over_a_crash_and_is_finalized_when_nothing_goes_on() {
     let image = recorder.log().final_image();
     check(&image);
     // A pool that is not changed is not finalized, and can be read.
-    let look = Engine::mount(Pool::from_image(&image).unwrap(), &MountOptions::look()).unwrap();
-    assert_eq!(look.bound().len(), 1);
-    assert!(read(&look, ino) == content);
+    let inspecting = Engine::mount(Pool::from_image(&image).unwrap(), &MountOptions::inspect()).unwrap();
+    assert_eq!(inspecting.bound().len(), 1);
+    assert!(read(&inspecting, ino) == content);
     let idle = Engine::mount(Pool::from_image(&image).unwrap(), &MountOptions::default()).unwrap();
     for _ in 0..400 {
         if idle.bound().is_empty() {

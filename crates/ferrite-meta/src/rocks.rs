@@ -182,7 +182,7 @@ impl RocksStore {
             }
             Backend::Blobs(blobs) => {
                 let files = match options.read_only {
-                    true => BlobFiles::look(Arc::clone(blobs), options.file_cache_bytes),
+                    true => BlobFiles::inspect(Arc::clone(blobs), options.file_cache_bytes),
                     false => BlobFiles::open(Arc::clone(blobs), options.file_cache_bytes, options.create),
                 };
                 let files = files.map_err(|error| match error {

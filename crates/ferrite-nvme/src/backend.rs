@@ -49,7 +49,7 @@ impl MetaBlobs {
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn look(device: Box<dyn Device>) -> ferrite_blob::Result<Self> {
+    pub fn inspect(device: Box<dyn Device>) -> ferrite_blob::Result<Self> {
         MetaBlobs::of(device, true)
     }
 

@@ -27,7 +27,7 @@ pub(crate) enum Share {
     /// None.
     Alone,
     /// Others that only read.
-    Look,
+    Inspect,
 }
 
 /// A description that is locked.
@@ -46,7 +46,7 @@ fn same_file(one: &Metadata, other: &Metadata) -> bool {
 fn lock(path: &Path, file: &File, share: Share) -> Result<()> {
     let wanted = match share {
         Share::Alone => FlockOperation::NonBlockingLockExclusive,
-        Share::Look => FlockOperation::NonBlockingLockShared,
+        Share::Inspect => FlockOperation::NonBlockingLockShared,
     };
     let start = Instant::now();
     while rustix::fs::flock(file, wanted).is_err() {
@@ -291,11 +291,11 @@ mod tests {
         let config = old.config().unwrap();
         let text = old.with_device(&config, Path::new("/b")).unwrap();
         let new = Draft::begin(&path).unwrap().place(&text, Some(&old)).unwrap();
-        let error = Description::open(&path, Share::Look).unwrap_err();
+        let error = Description::open(&path, Share::Inspect).unwrap_err();
         let own = Some(std::process::id());
         assert!(matches!(error.kind(), VolumeErrorKind::InUse { process, .. } if *process == own));
         drop((old, new));
-        let looks = [(); 2].map(|()| Description::open(&path, Share::Look).unwrap());
+        let looks = [(); 2].map(|()| Description::open(&path, Share::Inspect).unwrap());
         assert_eq!(looks[1].config().unwrap().data.len(), 2);
         assert!(Description::open(&path, Share::Alone).is_err());
     }

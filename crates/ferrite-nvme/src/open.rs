@@ -46,7 +46,7 @@ pub struct Options {
     /// Refuse every change. Nothing is recovered, so a pool that was not closed cleanly is refused.
     pub read_only: bool,
     /// With `read_only`: open it although it needs recovery. Sizes of files that were open may be older ones.
-    pub look: bool,
+    pub inspect: bool,
     /// Keep the files that were open without a name when the pool's last user ended, until
     /// [`ferrite_vfs::FileSystem::drop_orphans`].
     pub keep_orphans: bool,
@@ -63,7 +63,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             read_only: false,
-            look: false,
+            inspect: false,
             keep_orphans: false,
             clock: Box::new(system_clock),
             small_bytes_max: SMALL_BYTES_MAX,
@@ -150,7 +150,7 @@ pub fn assemble(meta: Box<dyn MetaStore>, stores: Vec<Option<BlobStore>>, option
         );
         return Err(FsError::damaged(None, text));
     }
-    if options.read_only && !options.look && !record.is_clean {
+    if options.read_only && !options.inspect && !record.is_clean {
         return Err(FsError::ReadOnly);
     }
     // Stores that were added since the last opening are counted with the record that this one writes.

@@ -270,7 +270,7 @@ pub fn add(path: &Path, device: &Path, options: &MakeOptions) -> Result<()> {
     let config = old.config()?;
     let place = config.metadata_place();
     let reactor = reactor(&config)?;
-    let store = meta(&config, &reactor, Opening::Look)?;
+    let store = meta(&config, &reactor, Opening::Inspect)?;
     let record = open::read_record(&store).map_err(|error| of_fs(place, &error))?;
     let (has, named) = (usize::from(record.stores), config.data.len());
     let at = config.data.iter().position(|data| same_device(&data.device, device));
@@ -347,7 +347,7 @@ fn as_data(path: &Path) -> Data {
 pub(crate) enum Opening {
     New,
     Use,
-    Look,
+    Inspect,
     /// Damage of the device's blobs is mended first.
     Mend,
 }
@@ -355,7 +355,7 @@ pub(crate) enum Opening {
 pub(crate) fn meta(config: &Config, reactor: &Arc<Reactor>, opening: Opening) -> Result<RocksStore> {
     let options = ferrite_meta::Options {
         create: opening == Opening::New,
-        read_only: opening == Opening::Look,
+        read_only: opening == Opening::Inspect,
         block_cache_bytes: config.metadata.cache as usize,
         ..ferrite_meta::Options::default()
     };
@@ -368,7 +368,7 @@ pub(crate) fn backend(config: &Config, reactor: &Arc<Reactor>, opening: Opening)
     Ok(match &config.metadata.device {
         None => Backend::Directory(config.metadata_place().to_path_buf()),
         Some(path) => {
-            let device = device(&as_data(path), reactor, opening == Opening::Look)?;
+            let device = device(&as_data(path), reactor, opening == Opening::Inspect)?;
             let found = BlobStore::identify(&device).map_err(of_store)?;
             if found.is_none_or(|found| found.index != METADATA_INDEX) {
                 let text = format!(
@@ -383,7 +383,7 @@ pub(crate) fn backend(config: &Config, reactor: &Arc<Reactor>, opening: Opening)
                 tracing::warn!(%error, "the file of the metadata is sparse, and its file system has no space for it");
             }
             let blobs = match opening {
-                Opening::Look => MetaBlobs::look(Box::new(device)),
+                Opening::Inspect => MetaBlobs::inspect(Box::new(device)),
                 Opening::New | Opening::Use => MetaBlobs::open(Box::new(device)),
                 Opening::Mend => MetaBlobs::mend(Box::new(device)),
             };
@@ -398,7 +398,7 @@ pub(crate) fn backend(config: &Config, reactor: &Arc<Reactor>, opening: Opening)
 /// Parts that are missing, in use, another pool's or in another's place; damage; errors of the media.
 pub(crate) fn open(path: &Path, options: Options) -> Result<Parts> {
     let (share, opening) = match options.read_only {
-        true => (Share::Look, Opening::Look),
+        true => (Share::Inspect, Opening::Inspect),
         false => (Share::Alone, Opening::Use),
     };
     let description = Description::open(path, share)?;

@@ -50,11 +50,11 @@ struct Content {
 /// # Errors
 /// Errors of anything but the metadata.
 pub fn metadata_damage(path: &Path) -> Result<Option<String>> {
-    let description = Description::open(path, Share::Look)?;
+    let description = Description::open(path, Share::Inspect)?;
     let config = description.config()?;
     let reactor = pool::reactor(&config)?;
     let is_damage = |error: &VolumeError| *error.kind() == VolumeErrorKind::Damaged;
-    let store = match pool::meta(&config, &reactor, Opening::Look) {
+    let store = match pool::meta(&config, &reactor, Opening::Inspect) {
         Err(error) if is_damage(&error) => return Ok(Some(error.to_string())),
         store => store?,
     };

@@ -58,7 +58,7 @@ fn open_nvme(path: &Path, options: &VolumeOptions) -> Result<Arc<dyn Volume>, Vo
     let mut wanted = ferrite_nvme::Options::default();
     wanted.read_only = options.is_read_only();
     // A caller that accepts the losses of a power failure only looks.
-    wanted.look = wanted.read_only && options.pool.accept_power_loss;
+    wanted.inspect = wanted.read_only && options.pool.accept_power_loss;
     wanted.keep_orphans = options.pool.keep_orphans;
     Ok(Arc::new(ferrite_nvme::NvmeVolume::open(path, wanted)?))
 }

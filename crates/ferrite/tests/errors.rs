@@ -232,9 +232,12 @@ fn an_address_leads_to_its_engine_or_says_why_not() {
         ));
         fs.close().unwrap();
     }
-    let look = Fs::open_volume_with(&path, &MountOptions::look()).unwrap();
-    assert_eq!(look.write("/f", "x").unwrap_err().raw_os_error(), Some(libc::EROFS));
-    look.close().unwrap();
+    let inspecting = Fs::open_volume_with(&path, &MountOptions::inspect()).unwrap();
+    assert_eq!(
+        inspecting.write("/f", "x").unwrap_err().raw_os_error(),
+        Some(libc::EROFS)
+    );
+    inspecting.close().unwrap();
 
     for (address, kind) in [
         #[cfg(not(feature = "nvme"))]

@@ -194,7 +194,7 @@ fn of_errors(error: &Error) -> Option<SpaceOf> {
 /// The needs of a program that takes addresses from its user.
 fn of_addresses(text: &str) -> std::result::Result<Arc<dyn Volume>, VolumeError> {
     let address: Address = Address::parse(text).map_err(|error: AddressError| VolumeError::from(error))?;
-    address.open(MountOptions::look())
+    address.open(MountOptions::inspect())
 }
 
 #[test]

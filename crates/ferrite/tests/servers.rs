@@ -31,7 +31,7 @@ fn an_export_that_is_opened_read_only_is_not_changed() {
     for (name, options) in [
         ("data", VolumeOptions::new().read_only(true)),
         ("data", MountOptions::default().read_only(true).into()),
-        ("data", MountOptions::look().into()),
+        ("data", MountOptions::inspect().into()),
         ("data", VolumeOptions::parse([("read_only", "true")]).unwrap()),
         ("frozen", VolumeOptions::new()),
     ] {
@@ -75,7 +75,7 @@ fn options_of_pools_are_refused() {
         let said = error.to_string();
         assert!(said.contains(name) && said.contains("omit"), "{said}");
     }
-    Fs::open_volume_with(format!("{address}/data"), &MountOptions::look()).unwrap();
+    Fs::open_volume_with(format!("{address}/data"), &MountOptions::inspect()).unwrap();
 }
 
 /// A key is as good in the options as in the address, and no option is given in both.

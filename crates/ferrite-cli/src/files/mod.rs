@@ -195,7 +195,7 @@ impl Volumes {
     /// For reading only: a pool that crashed is recovered in memory, and nothing is written.
     pub(crate) fn to_read() -> Volumes {
         Volumes {
-            options: MountOptions::look(),
+            options: MountOptions::inspect(),
             opened: Vec::new(),
         }
     }

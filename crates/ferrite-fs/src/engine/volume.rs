@@ -171,13 +171,13 @@ mod tests {
     }
 
     #[test]
-    fn a_look_is_not_counted_as_a_mount() {
+    fn an_inspection_is_not_counted_as_a_mount() {
         let (region, volume) = volume();
         let mounts = |engine: &Engine| Engine::info(engine).mounts;
         assert_eq!(mounts(volume.as_any().downcast_ref().unwrap()), 1);
-        let look = Engine::mount(region, &MountOptions::look()).unwrap();
-        assert!(Engine::is_read_only(&look));
-        assert_eq!(mounts(&look), 0);
+        let inspecting = Engine::mount(region, &MountOptions::inspect()).unwrap();
+        assert!(Engine::is_read_only(&inspecting));
+        assert_eq!(mounts(&inspecting), 0);
     }
 
     #[test]

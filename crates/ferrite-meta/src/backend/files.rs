@@ -260,7 +260,7 @@ impl BlobFiles {
     ///
     /// # Errors
     /// [`BlobError::NotFound`] if the device has none.
-    pub(crate) fn look(blobs: Arc<dyn Blobs>, cache_bytes: usize) -> Result<BlobFiles, BlobError> {
+    pub(crate) fn inspect(blobs: Arc<dyn Blobs>, cache_bytes: usize) -> Result<BlobFiles, BlobError> {
         let (names, table) = Names::find(&*blobs)?;
         BlobFiles::of(blobs, cache_bytes, names, table)
     }

@@ -57,7 +57,7 @@ fn copied(region: &Region) -> usize {
 }
 
 #[test]
-fn a_look_at_a_device_copies_what_is_stored_to_and_nothing_else() {
+fn inspecting_a_device_copies_what_is_stored_to_and_nothing_else() {
     let device = Device::new("look", 4);
     let (region, other) = (device.look(), device.look());
     assert!((region.mapping.base() as u64).is_multiple_of(CHUNK));
