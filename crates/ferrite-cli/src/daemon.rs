@@ -18,7 +18,7 @@ use super::freeze_guard::FreezeGuard;
 use super::mount_options::{Kind, Options, kind_of};
 use super::target::{absolute, place};
 use super::{
-    FAILED, Failure, Outcome, about, complain, control, dead, log, memory, mounts, opening, signals, trace_file,
+    FAILED, Failure, Outcome, about, complain, control, dead_mounts, log, memory, mounts, opening, signals, trace_file,
 };
 
 /// Checks for damage once a day, until the process ends.
@@ -72,7 +72,7 @@ pub(crate) fn serve(
     let trace = options.trace.as_deref().map(Trace::open).transpose()?;
     let dir = absolute(dir)?;
     let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
-    dead::clear_dead(&dir)?;
+    dead_mounts::clear_dead(&dir)?;
     let fs = trace
         .as_ref()
         .map_or_else(|| volume.fs(), |trace| trace.over(volume.fs()));

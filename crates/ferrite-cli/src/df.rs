@@ -6,7 +6,7 @@ use ferrite::volume::{Address, VolumeInfo};
 
 use super::mounts::MountPoint;
 use super::target::local_address;
-use super::{FAILED, Failure, Outcome, complain, dead, info, mounts, say, say_json, size};
+use super::{FAILED, Failure, Outcome, complain, dead_mounts, info, mounts, say, say_json, size};
 
 /// Show free space and inodes
 #[derive(Debug, clap::Args)]
@@ -145,11 +145,13 @@ impl Df {
 }
 
 fn row(address: &Address, mount: Option<MountPoint>) -> Result<Row, Failure> {
-    let is_dead = mount.as_ref().is_some_and(dead::is_dead);
+    let is_dead = mount.as_ref().is_some_and(dead_mounts::is_dead);
     let info = match (info::gather(address), &mount) {
         (Ok(info), _) => info,
         // It may have died since.
-        (Err(_), Some(mount)) if is_dead || dead::is_dead(mount) => return Ok(Row::of(mount, None, State::Dead)),
+        (Err(_), Some(mount)) if is_dead || dead_mounts::is_dead(mount) => {
+            return Ok(Row::of(mount, None, State::Dead));
+        }
         // It belongs to another user, but the kernel knows how much space is left.
         (Err(failure), Some(mount)) => return told_by_kernel(mount).ok_or(failure),
         (Err(failure), None) => return Err(failure),

@@ -8,7 +8,7 @@ mod contents;
 mod control;
 mod copy;
 mod daemon;
-mod dead;
+mod dead_mounts;
 mod demo;
 mod df;
 mod doctor;

@@ -27,10 +27,10 @@ impl Link {
     /// Ends the session. All threads that wait for a reply learn that it is over.
     pub(super) fn close(&self) {
         let up = {
-            let mut line = self.line.lock();
-            line.is_over = true;
+            let mut connection_state = self.connection_state.lock();
+            connection_state.is_over = true;
             self.changed.notify_all();
-            line.up.take()
+            connection_state.up.take()
         };
         if let Some(cache) = &self.cache {
             // The server takes the goodbye as the end of all leases.

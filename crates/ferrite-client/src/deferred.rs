@@ -81,11 +81,11 @@ impl Link {
     fn send_deferred(&self, mut head: Head, request: &Request<'_>, deferred: impl FnOnce(Vec<u8>) -> Deferred) -> u64 {
         let (mut body, mut data) = (Vec::new(), Vec::new());
         let (up, is_first) = {
-            let line = self.line.lock();
+            let connection_state = self.connection_state.lock();
             // The token may belong to a session that has been replaced since.
             let is_void = head.token.is_some_and(|token| !self.slots.has(token));
-            if line.is_over || is_void {
-                drop(line);
+            if connection_state.is_over || is_void {
+                drop(connection_state);
                 let Deferred { then, buffer, .. } = deferred(body);
                 then(Err(FsError::Disconnected), buffer);
                 return 0;
@@ -96,7 +96,7 @@ impl Link {
                 data.extend_from_slice(deferred.data());
                 deferred
             });
-            (line.up.clone(), is_first)
+            (connection_state.up.clone(), is_first)
         };
         if let Some(up) = up
             && up.outgoing.send(&up.connection, &body, &data).is_err()
@@ -114,12 +114,12 @@ impl Link {
         let (mut head, mut body) = (own_head(0), Vec::new());
         let up = {
             // As in `post`.
-            let line = self.line.lock();
+            let connection_state = self.connection_state.lock();
             let waits = self.requests.enter_cancel(&mut head, number, |head| {
                 body = encode(head, &ImmediateRequest::CancelLock { request: number });
                 body.clone()
             });
-            line.up.clone().filter(|_| waits)
+            connection_state.up.clone().filter(|_| waits)
         };
         if let Some(up) = up
             && up.connection.send(&body, &[]).is_err()

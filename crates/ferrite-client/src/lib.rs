@@ -14,22 +14,22 @@
 //! the earlier changes of other clients: the cache (`cache`) is valid under leases only, and is empty without them.
 #![forbid(unsafe_code)]
 
+mod backoff;
+mod batching;
 mod cache;
-mod calls;
 mod close;
+mod deadline;
 mod deferred;
 mod deferred_sends;
 mod file;
+mod file_system;
 mod groups;
 mod leased;
-mod limit;
 mod link;
 mod listing;
 mod lock_order;
 mod locks;
 mod message;
-mod outgoing;
-mod pace;
 mod pieces;
 #[cfg(feature = "rdma")]
 pub mod rdma;
@@ -53,7 +53,7 @@ use thiserror::Error;
 use ferrite_proto::{Activity, Caller, FsRequest, Head, Request, SessionRequest};
 use groups::GroupCache;
 use link::Link;
-use listing::Wishes;
+use listing::ReadDirSizes;
 
 pub use cache::CacheActivity;
 pub use ferrite_fabric::connection::{BUSY_POLL, Fabric};
@@ -190,7 +190,7 @@ pub enum ConnectError {
 /// An export of a server. Dropping it ends the session: the server releases its locks and closes its files.
 pub struct Client {
     link: Arc<Link>,
-    wishes: Wishes,
+    readdir_sizes: ReadDirSizes,
 }
 
 impl Client {
@@ -198,7 +198,7 @@ impl Client {
     pub fn connect(address: &str, export: &str, options: &ClientOptions) -> std::result::Result<Client, ConnectError> {
         Ok(Client {
             link: Link::open(address, export, options)?,
-            wishes: Wishes::default(),
+            readdir_sizes: ReadDirSizes::default(),
         })
     }
 

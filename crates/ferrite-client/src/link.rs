@@ -22,13 +22,13 @@ use ferrite_fabric::connection::{Connection, Receiver};
 use ferrite_fabric::watch::Wake;
 use ferrite_vfs::{Ctx, FsError, Result, Waits};
 
+use super::backoff::Backoff;
+use super::batching::SendBatching;
 use super::cache::Cache;
+use super::deadline::Deadline;
 use super::deferred_sends::DeferredSends;
 use super::groups::GroupCache;
-use super::limit::Limit;
 use super::message::{Reply, State, Waiter, check_length, encode};
-use super::outgoing::Outgoing;
-use super::pace::Pace;
 use super::recall_queue::RecallQueue;
 use super::reclaim_state::ReclaimState;
 use super::requests::{Completion, Pending, Requests};
@@ -57,13 +57,13 @@ pub(super) struct Up {
     pub(super) connection: Connection,
     pub(super) receiver: Mutex<lock_order::Receiver, Receiver>,
     is_broken: AtomicBool,
-    pub(super) outgoing: Outgoing,
+    pub(super) outgoing: SendBatching,
     /// When something was last received.
     heard: Mutex<lock_order::Heard, Instant>,
 }
 
 #[derive(Default)]
-pub(super) struct Line {
+pub(super) struct ConnectionState {
     pub(super) up: Option<Arc<Up>>,
     is_connecting: bool,
     resume_token: Option<ResumeToken>,
@@ -80,12 +80,12 @@ pub(super) struct Link {
     address: String,
     export: String,
     pub(super) options: ClientOptions,
-    pub(super) line: Mutex<lock_order::Line, Line>,
+    pub(super) connection_state: Mutex<lock_order::ConnectionState, ConnectionState>,
     pub(super) changed: Condvar,
     pub(super) requests: Requests,
     pub(super) deferred_sends: DeferredSends,
     reconnects: AtomicU64,
-    pace: Pace,
+    backoff: Backoff,
     pub(super) reclaim_state: ReclaimState,
     pub(super) cache: Option<Cache>,
     /// Recalls to answer.
@@ -118,12 +118,12 @@ impl Link {
             address: address.to_owned(),
             export: export.to_owned(),
             options: options.clone(),
-            line: Mutex::default(),
+            connection_state: Mutex::default(),
             changed: Condvar::new(),
             requests: Requests::default(),
             deferred_sends: DeferredSends::default(),
             reconnects: AtomicU64::new(0),
-            pace: Pace::default(),
+            backoff: Backoff::default(),
             reclaim_state: ReclaimState::default(),
             cache: options.cache_bytes.map(Cache::new),
             recalls: Mutex::default(),
@@ -135,7 +135,7 @@ impl Link {
             wake_watcher: Wake::new()?,
         });
         let up = link.set_up_session(None, options.connect)?;
-        link.line.lock().up = Some(Arc::new(up));
+        link.connection_state.lock().up = Some(Arc::new(up));
         let watcher = {
             let link = Arc::downgrade(&link);
             std::thread::Builder::new()
@@ -153,7 +153,10 @@ impl Link {
     }
 
     pub(super) fn promises(&self) -> Promises {
-        self.line.lock().promises.expect("known since the first connection")
+        self.connection_state
+            .lock()
+            .promises
+            .expect("known since the first connection")
     }
 
     pub(super) fn reconnects(&self) -> u64 {
@@ -162,12 +165,12 @@ impl Link {
 
     /// The server's address, while there is a connection.
     pub(super) fn peer(&self) -> Option<std::net::IpAddr> {
-        let peer = self.line.lock().up.as_ref()?.connection.peer().ok()?;
+        let peer = self.connection_state.lock().up.as_ref()?.connection.peer().ok()?;
         Some(peer.ip().to_canonical())
     }
 
     pub(super) fn is_encrypted(&self) -> Option<bool> {
-        let up = self.line.lock().up.clone();
+        let up = self.connection_state.lock().up.clone();
         up.map(|up| up.connection.is_encrypted())
     }
 
@@ -180,7 +183,7 @@ impl Link {
     }
 
     pub(super) fn disconnect(&self) {
-        if let Some(up) = &self.line.lock().up {
+        if let Some(up) = &self.connection_state.lock().up {
             up.connection.close();
         }
     }
@@ -195,7 +198,7 @@ impl Link {
         into: &mut [u8],
     ) -> Result<Reply> {
         self.options.permit(request)?;
-        let limit = Limit::of(self.options.timeout, &ctx.waits);
+        let limit = Deadline::of(self.options.timeout, &ctx.waits);
         let mut was_sent = false;
         let mut head = head(ctx, &self.groups);
         let waiter = Arc::new(Waiter::new());
@@ -227,7 +230,7 @@ impl Link {
         (head, was_sent): (&mut Head, &mut bool),
         (request, repeats): (&Request<'_>, Repeats),
         waiter: &Arc<Waiter>,
-        limit: &Limit,
+        limit: &Deadline,
         (data, into): (&[u8], &mut [u8]),
     ) -> Result<Reply> {
         let mut slot = None;
@@ -286,12 +289,12 @@ impl Link {
         let mut body = Vec::new();
         let up = {
             // The connecting thread sends everything that is noted before others see the connection.
-            let line = self.line.lock();
+            let connection_state = self.connection_state.lock();
             self.requests.enter(&mut head, |head| {
                 body = encode(head, &request);
                 Pending::Posted(body.clone())
             });
-            line.up.clone()
+            connection_state.up.clone()
         };
         // Without a connection, the next one sends it.
         if let Some(up) = up
@@ -303,7 +306,7 @@ impl Link {
 
     pub(super) fn ask_for_slots(&self, waits: Waits) -> Result<()> {
         let session = self
-            .line
+            .connection_state
             .lock()
             .resume_token
             .map_or(0, |resume_token| resume_token.session);
@@ -319,7 +322,7 @@ impl Link {
     }
 
     /// A slot for a change; `None` if the server has none.
-    fn slot(&self, limit: &Limit) -> Result<Option<Slot<'_>>> {
+    fn slot(&self, limit: &Deadline) -> Result<Option<Slot<'_>>> {
         if !self.promises().has_slots {
             return Ok(None);
         }
@@ -341,7 +344,7 @@ impl Link {
         up: &Arc<Up>,
         waiter: &Waiter,
         id: u64,
-        limit: &Limit,
+        limit: &Deadline,
         into: &mut [u8],
     ) -> Result<Option<Reply>> {
         loop {
@@ -380,7 +383,7 @@ impl Link {
         up: &Arc<Up>,
         receiver: &mut Receiver,
         mut mine: Option<(u64, &mut [u8])>,
-        limit: &Limit,
+        limit: &Deadline,
     ) -> Result<Option<Reply>> {
         let mut has_completions = false;
         loop {
@@ -438,7 +441,7 @@ impl Link {
         up.outgoing.hold();
         completed.into_iter().for_each(|completion| self.finish(completion));
         self.flush_deferred_sends();
-        if up.outgoing.let_go(&up.connection).is_err() {
+        if up.outgoing.release(&up.connection).is_err() {
             self.lost(up);
         }
     }
@@ -470,9 +473,13 @@ impl Link {
         up.is_broken.store(true, Ordering::Release);
         up.connection.close();
         {
-            let mut line = self.line.lock();
-            if line.up.as_ref().is_some_and(|current| Arc::ptr_eq(current, up)) {
-                line.up = None;
+            let mut connection_state = self.connection_state.lock();
+            if connection_state
+                .up
+                .as_ref()
+                .is_some_and(|current| Arc::ptr_eq(current, up))
+            {
+                connection_state.up = None;
                 if let Some(cache) = &self.cache {
                     cache.disconnected();
                 }
@@ -483,41 +490,41 @@ impl Link {
     }
 
     /// The connection; makes it, or waits until it is made. A caller that may give up leaves that to the watcher.
-    pub(super) fn up(&self, limit: &Limit) -> Result<Arc<Up>> {
-        let mut line = self.line.lock();
-        let refusals = line.refusals.0;
+    pub(super) fn up(&self, limit: &Deadline) -> Result<Arc<Up>> {
+        let mut connection_state = self.connection_state.lock();
+        let refusals = connection_state.refusals.0;
         loop {
-            if line.is_over {
+            if connection_state.is_over {
                 return Err(FsError::Disconnected);
             }
-            if let Some(up) = &line.up {
+            if let Some(up) = &connection_state.up {
                 return Ok(Arc::clone(up));
             }
-            if line.refusals.0 != refusals {
-                return Err(line.refusals.1.clone().unwrap_or(FsError::Disconnected));
+            if connection_state.refusals.0 != refusals {
+                return Err(connection_state.refusals.1.clone().unwrap_or(FsError::Disconnected));
             }
-            if !line.is_connecting && !limit.is_short() {
-                line.is_connecting = true;
-                let resume_token = line.resume_token;
-                drop(line);
+            if !connection_state.is_connecting && !limit.is_short() {
+                connection_state.is_connecting = true;
+                let resume_token = connection_state.resume_token;
+                drop(connection_state);
                 let made = self.connect_again(resume_token, limit.deadline());
-                line = self.line.lock();
-                line.is_connecting = false;
+                connection_state = self.connection_state.lock();
+                connection_state.is_connecting = false;
                 if let Err(why) = &made
                     && !matches!(why, FsError::TimedOut | FsError::Disconnected)
                 {
-                    line.refusals = (line.refusals.0 + 1, Some(why.clone()));
+                    connection_state.refusals = (connection_state.refusals.0 + 1, Some(why.clone()));
                 }
                 self.changed.notify_all();
                 made?;
                 continue;
             }
-            if !line.is_connecting {
+            if !connection_state.is_connecting {
                 self.wake_watcher.ring();
             }
             match limit.next_check() {
-                None => self.changed.wait(&mut line),
-                Some(at) => drop(self.changed.wait_until(&mut line, at)),
+                None => self.changed.wait(&mut connection_state),
+                Some(at) => drop(self.changed.wait_until(&mut connection_state, at)),
             }
             limit.check()?;
         }
@@ -525,7 +532,7 @@ impl Link {
 
     fn connect_again(&self, resume_token: Option<ResumeToken>, deadline: Option<Instant>) -> Result<()> {
         let mut backoff = BACKOFF.0;
-        self.pace.wait();
+        self.backoff.wait();
         loop {
             match self.set_up_session(resume_token, ATTEMPT) {
                 Ok(up) => {
@@ -542,7 +549,7 @@ impl Link {
                 }
                 Err(error) => tracing::debug!("connecting again: {error}"),
             }
-            if self.line.lock().is_over {
+            if self.connection_state.lock().is_over {
                 return Err(FsError::Disconnected);
             }
             if deadline.is_some_and(|deadline| Instant::now() + backoff >= deadline) {
@@ -562,18 +569,18 @@ impl Link {
     fn take_up(&self, up: Arc<Up>) {
         let mut sent_below = 0;
         loop {
-            let mut line = self.line.lock();
+            let mut connection_state = self.connection_state.lock();
             // Changes of an ended session may have taken effect. Under the lock, because `send_deferred` compares new
             // ones with the session's slots under it.
             self.requests.expire(Instant::now(), |token| !self.slots.has(token));
             let unsent = self.requests.outstanding(sent_below);
             if unsent.is_empty() {
-                if !line.is_over {
-                    line.up = Some(up);
+                if !connection_state.is_over {
+                    connection_state.up = Some(up);
                 }
                 return;
             }
-            drop(line);
+            drop(connection_state);
             for (id, body, data) in unsent {
                 // If it fails, the next user of the connection finds out.
                 let _ = up.connection.send(&body, &data);
@@ -605,16 +612,16 @@ impl Link {
         if let Some(cache) = &self.cache {
             cache.connected(term);
         }
-        let mut line = self.line.lock();
-        line.resume_token = Some(welcome.resume_token);
-        line.promises = Some(welcome.promises);
-        line.lease = Duration::from_millis(u64::from(welcome.lease_ms)).min(LEASE_MAX);
-        drop(line);
+        let mut connection_state = self.connection_state.lock();
+        connection_state.resume_token = Some(welcome.resume_token);
+        connection_state.promises = Some(welcome.promises);
+        connection_state.lease = Duration::from_millis(u64::from(welcome.lease_ms)).min(LEASE_MAX);
+        drop(connection_state);
         Ok(Up {
             connection,
             receiver: Mutex::new(receiver),
             is_broken: AtomicBool::new(false),
-            outgoing: Outgoing::default(),
+            outgoing: SendBatching::default(),
             heard: Mutex::new(Instant::now()),
         })
     }
@@ -622,11 +629,11 @@ impl Link {
     /// One turn of the watcher. False when the client is closed.
     fn watch(&self) -> bool {
         let (up, lease) = {
-            let line = self.line.lock();
-            if line.is_over {
+            let connection_state = self.connection_state.lock();
+            if connection_state.is_over {
                 return false;
             }
-            (line.up.clone(), line.lease)
+            (connection_state.up.clone(), connection_state.lease)
         };
         let tick = (lease / 4).clamp(Duration::from_millis(10), WATCH_MAX);
         self.look_after_submitted();
@@ -634,7 +641,7 @@ impl Link {
         let waits = self.cache.is_some() || self.requests.awaits_deferred();
         let Some(up) = up else {
             // Another thread may be connecting; if none waits, the watcher has to.
-            if self.up(&Limit::until(Some(Instant::now() + ATTEMPT))).is_err() {
+            if self.up(&Deadline::until(Some(Instant::now() + ATTEMPT))).is_err() {
                 // A server that refuses does so at once.
                 self.wake_watcher.wait(None, BACKOFF.1);
             }
@@ -660,7 +667,7 @@ impl Link {
         if waits || silence >= tick {
             if let Some(mut receiver) = up.receiver.try_lock_for(tick) {
                 // It returns when nothing has come for a while, and then other threads have their turn.
-                let _ = self.receive(&up, &mut receiver, None, &Limit::until(None));
+                let _ = self.receive(&up, &mut receiver, None, &Deadline::until(None));
                 drop(receiver);
                 self.call_another(0);
                 self.complete(&up);

@@ -1,8 +1,8 @@
 //! Listings of directories.
 //!
-//! Contents: [`Client::list`], and [`Wishes`], with which it requests about as much as its callers take. A caller does
-//! not state that: it takes entries until it has enough. A kernel takes what its buffer of 4 KiB holds, repeatedly, and
-//! the rest of a reply would be sent for nothing; a copy of a tree takes everything.
+//! Contents: [`Client::list`], and [`ReadDirSizes`], with which it requests about as much as its callers take. A caller
+//! does not state that: it takes entries until it has enough. A kernel takes what its buffer of 4 KiB holds,
+//! repeatedly, and the rest of a reply would be sent for nothing; a copy of a tree takes everything.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -21,15 +21,15 @@ const GROWTH: usize = 4;
 
 /// How much callers recently took of listings: of those without attributes, and of those with them.
 #[derive(Debug)]
-pub(super) struct Wishes([AtomicUsize; 2]);
+pub(super) struct ReadDirSizes([AtomicUsize; 2]);
 
-impl Default for Wishes {
-    fn default() -> Wishes {
-        Wishes([const { AtomicUsize::new(LISTING_BYTES_MAX) }; 2])
+impl Default for ReadDirSizes {
+    fn default() -> ReadDirSizes {
+        ReadDirSizes([const { AtomicUsize::new(LISTING_BYTES_MAX) }; 2])
     }
 }
 
-impl Wishes {
+impl ReadDirSizes {
     fn of(&self, with_attributes: bool) -> &AtomicUsize {
         &self.0[usize::from(with_attributes)]
     }
@@ -63,7 +63,7 @@ impl Client {
         take: &mut dyn FnMut(&DirEntry<'_>, Result<Attr>) -> bool,
     ) -> Result<()> {
         let dir = self.node(dir)?;
-        let mut space = self.wishes.first(with_attributes);
+        let mut space = self.readdir_sizes.first(with_attributes);
         let mut taken_bytes = 0;
         let mut progress = Progress::behind(cookie);
         loop {
@@ -83,7 +83,7 @@ impl Client {
                     ENTRY_FOLLOWS => {}
                     LISTING_GOES_ON if goes_on => break progress.goes_on()?,
                     LISTING_ENDS | LISTING_GOES_ON => {
-                        self.wishes.note(with_attributes, taken_bytes, !goes_on);
+                        self.readdir_sizes.note(with_attributes, taken_bytes, !goes_on);
                         return Ok(());
                     }
                     _ => return Err(refused(Malformed("a listing has an unknown mark"))),
@@ -125,16 +125,19 @@ mod tests {
 
     #[test]
     fn a_wish_is_what_the_last_caller_took_and_some_more() {
-        let wishes = Wishes::default();
-        assert_eq!(wishes.first(false), LISTING_BYTES_MAX);
-        wishes.note(false, 8000, true);
-        assert_eq!((wishes.first(false), wishes.first(true)), (10_000, LISTING_BYTES_MAX));
+        let readdir_sizes = ReadDirSizes::default();
+        assert_eq!(readdir_sizes.first(false), LISTING_BYTES_MAX);
+        readdir_sizes.note(false, 8000, true);
+        assert_eq!(
+            (readdir_sizes.first(false), readdir_sizes.first(true)),
+            (10_000, LISTING_BYTES_MAX)
+        );
         // The end of a directory.
-        wishes.note(false, 100, false);
-        assert_eq!(wishes.first(false), 10_000);
-        wishes.note(false, 1 << 20, false);
-        assert_eq!(wishes.first(false), LISTING_BYTES_MAX);
-        wishes.note(true, 0, true);
-        assert_eq!(wishes.first(true), WISH_BYTES_MIN);
+        readdir_sizes.note(false, 100, false);
+        assert_eq!(readdir_sizes.first(false), 10_000);
+        readdir_sizes.note(false, 1 << 20, false);
+        assert_eq!(readdir_sizes.first(false), LISTING_BYTES_MAX);
+        readdir_sizes.note(true, 0, true);
+        assert_eq!(readdir_sizes.first(true), WISH_BYTES_MIN);
     }
 }

@@ -43,9 +43,9 @@ ferrite_checks::ranks! {
     /// Advisory locks.
     Locks = 190;
     /// Requests that are sent together.
-    Outgoing = 200;
+    SendBatching = 200;
     /// When the client last tried to connect.
-    Pace = 210;
+    Backoff = 210;
     /// When the server was last heard.
     Heard = 220;
 }

@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use ferrite_vfs::{Ctx, Result};
 
+use super::deadline::Deadline;
 use super::head;
-use super::limit::Limit;
 use super::link::{Link, Up};
 use super::message::{Waiter, encode};
 use super::requests::Pending;
@@ -43,7 +43,7 @@ impl Link {
     /// Reads at `offset` of an open file; fewer bytes than `buf` has only at its end. `None` if that did not work, for
     /// whatever reason: then the caller reads in one request.
     pub(super) fn read_in_pieces(&self, ctx: &Ctx, file: u64, offset: u64, buf: &mut [u8]) -> Result<Option<usize>> {
-        let limit = Limit::of(self.options.timeout, &ctx.waits);
+        let limit = Deadline::of(self.options.timeout, &ctx.waits);
         let up = self.up(&limit)?;
         if up.connection.places_data() {
             return Ok(None);

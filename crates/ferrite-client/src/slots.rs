@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ferrite_checks::ranked::{Condvar, Mutex};
 use ferrite_vfs::{DedupToken, Result};
 
-use super::limit::Limit;
+use super::deadline::Deadline;
 use crate::lock_order;
 
 /// The client asks a server that had no slots to spare again after so long.
@@ -158,7 +158,7 @@ impl Slots {
     }
 
     /// A free slot; waits for one. `None` if the session has none at all, or they are unknown.
-    pub(super) fn take(&self, limit: &Limit) -> Result<Option<Slot<'_>>> {
+    pub(super) fn take(&self, limit: &Deadline) -> Result<Option<Slot<'_>>> {
         let mut kept = self.kept.lock();
         loop {
             if kept.all.as_ref().is_none_or(Vec::is_empty) {
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     fn take(slots: &Slots) -> Option<Slot<'_>> {
-        slots.take(&Limit::until(None)).unwrap()
+        slots.take(&Deadline::until(None)).unwrap()
     }
 
     #[test]
@@ -245,7 +245,7 @@ mod tests {
         let _one = take(&slots);
         let deadline = Instant::now() + Duration::from_millis(20);
         assert!(matches!(
-            slots.take(&Limit::until(Some(deadline))),
+            slots.take(&Deadline::until(Some(deadline))),
             Err(FsError::TimedOut)
         ));
     }

@@ -25,7 +25,7 @@ use crate::{
     Provider,
     fabric::{
         Introduction, Reply,
-        line::{Line, LineReader},
+        connection::{FabricConnection, FabricReader},
     },
 };
 
@@ -66,7 +66,7 @@ pub struct Connection {
     sends: Mutex<lock_order::Sends, Option<Box<Sending>>>,
     is_encrypted: bool,
     #[cfg(feature = "fabric")]
-    line: Option<Arc<Line>>,
+    fabric_connection: Option<Arc<FabricConnection>>,
 }
 
 /// The state that encrypted sending needs.
@@ -142,7 +142,7 @@ impl Connection {
             is_encrypted: sending.is_some(),
             sends: Mutex::new(sending),
             #[cfg(feature = "fabric")]
-            line: None,
+            fabric_connection: None,
         };
         Ok((connection, receiver))
     }
@@ -163,7 +163,7 @@ impl Connection {
     /// Whether the other end places a reply's data directly at its destination, so that its length does not matter.
     pub fn places_data(&self) -> bool {
         #[cfg(feature = "fabric")]
-        return self.line.is_some();
+        return self.fabric_connection.is_some();
         #[cfg(not(feature = "fabric"))]
         false
     }
@@ -178,9 +178,9 @@ impl Connection {
     /// The reply repeats the first eight bytes of the body; no other request in flight has the same.
     pub fn ask(&self, body: &[u8], data: &[u8], reply_bytes: usize) -> Result<(), FabricError> {
         #[cfg(feature = "fabric")]
-        if let Some(line) = &self.line {
+        if let Some(fabric_connection) = &self.fabric_connection {
             let _turn = self.sends.lock();
-            return line.send(body, data, reply_bytes, SEND_LIMIT);
+            return fabric_connection.send(body, data, reply_bytes, SEND_LIMIT);
         }
         let _ = reply_bytes;
         let prefix = Lengths {
@@ -207,13 +207,13 @@ impl Connection {
     pub fn send_frames(&self, frames: &[u8]) -> Result<(), FabricError> {
         let mut sends = self.sends.lock();
         #[cfg(feature = "fabric")]
-        if let Some(line) = &self.line {
+        if let Some(fabric_connection) = &self.fabric_connection {
             let mut rest = frames;
             while let Some(lengths) = Lengths::decode(rest)? {
                 let whole = rest.split_at_checked(PREFIX_BYTES + lengths.body_bytes + lengths.data_bytes);
                 let (frame, after) = whole.ok_or(FabricError::Foreign)?;
                 let (body, data) = frame[PREFIX_BYTES..].split_at(lengths.body_bytes);
-                line.send(body, data, 0, SEND_LIMIT)?;
+                fabric_connection.send(body, data, 0, SEND_LIMIT)?;
                 rest = after;
             }
             return Ok(());
@@ -286,8 +286,8 @@ impl Connection {
     /// Ends the connection: the receiver and all senders get errors.
     pub fn close(&self) {
         #[cfg(feature = "fabric")]
-        if let Some(line) = &self.line {
-            return line.close();
+        if let Some(fabric_connection) = &self.fabric_connection {
+            return fabric_connection.close();
         }
         // It may be closed already.
         let _ = self.stream.shutdown(Shutdown::Both);
@@ -319,19 +319,19 @@ pub fn upgrade(
     };
     let mut last = FabricError::UnknownProvider("auto".into());
     for provider in wanted {
-        let line = match Line::open(
+        let fabric_connection = match FabricConnection::open(
             provider,
             connection.stream.try_clone()?,
             fabric.buffers_bytes,
             fabric.busy_poll,
         ) {
-            Ok(line) => line,
+            Ok(fabric_connection) => fabric_connection,
             Err(error) => {
                 last = error;
                 continue;
             }
         };
-        let (name, region, region_bytes) = line.introduction()?;
+        let (name, region, region_bytes) = fabric_connection.introduction()?;
         let introduction = Introduction {
             provider,
             region,
@@ -358,10 +358,10 @@ pub fn upgrade(
         match reply {
             Reply::Refused(why) => last = refused(&why),
             Reply::Welcome { number, name } => {
-                line.begin(&name, number)?;
-                let line = Arc::new(line);
-                receiver.goes_on_over(LineReader::new(Arc::clone(&line), RECEIVE_TICK));
-                connection.line = Some(line);
+                fabric_connection.begin(&name, number)?;
+                let fabric_connection = Arc::new(fabric_connection);
+                receiver.goes_on_over(FabricReader::new(Arc::clone(&fabric_connection), RECEIVE_TICK));
+                connection.fabric_connection = Some(fabric_connection);
                 return Ok((connection, receiver));
             }
         }

@@ -16,7 +16,7 @@ ferrite_checks::ranks! {
 ferrite_checks::ranks! {
     "ferrite-fabric":
     /// The client's end of a line over libfabric.
-    Line = 20;
+    FabricConnection = 20;
     /// The lists that endpoints of this process share. Endpoints are opened and closed under it.
     Lists = 30;
     /// All guards.

@@ -20,7 +20,7 @@ use rustix::net::{self, RecvFlags};
 use crate::FabricError;
 use crate::busy_poll::{BUSY_POLL, BusyPoll};
 #[cfg(feature = "fabric")]
-use crate::fabric::{self, line::LineReader};
+use crate::fabric::{self, connection::FabricReader};
 use crate::frame::{BODY_BYTES_MAX, Lengths, PREFIX_BYTES};
 use crate::secure::record::{CONTENT_BYTES_MAX, Opener, RECORD_BYTES_MAX, first_record};
 
@@ -41,7 +41,7 @@ struct Source {
     stream: TcpStream,
     opening: Option<Box<Opening>>,
     #[cfg(feature = "fabric")]
-    line: Option<LineReader>,
+    fabric_connection: Option<FabricReader>,
 }
 
 /// The state that encrypted receiving needs.
@@ -62,7 +62,7 @@ impl Source {
     /// Whether bytes go directly from the socket to the reader's memory.
     fn reads_from_socket(&self) -> bool {
         #[cfg(feature = "fabric")]
-        if self.line.is_some() {
+        if self.fabric_connection.is_some() {
             return false;
         }
         self.opening.is_none()
@@ -71,8 +71,8 @@ impl Source {
     /// Polls for data before it sleeps.
     fn read(&mut self, busy_poll: &mut BusyPoll, buf: &mut [u8]) -> io::Result<usize> {
         #[cfg(feature = "fabric")]
-        if let Some(line) = &mut self.line {
-            return line.read(buf);
+        if let Some(fabric_connection) = &mut self.fabric_connection {
+            return fabric_connection.read(buf);
         }
         let both = RefCell::new((self, buf));
         let read_as = |flags| {
@@ -170,7 +170,7 @@ impl Receiver {
                 stream,
                 opening: opener.map(|opener| Box::new(Opening::new(opener))),
                 #[cfg(feature = "fabric")]
-                line: None,
+                fabric_connection: None,
             },
             received: Vec::new(),
             from: 0,
@@ -185,8 +185,8 @@ impl Receiver {
 
     /// Receives over a fabric from now on.
     #[cfg(feature = "fabric")]
-    pub(crate) fn goes_on_over(&mut self, line: LineReader) {
-        self.source.line = Some(line);
+    pub(crate) fn goes_on_over(&mut self, fabric_connection: FabricReader) {
+        self.source.fabric_connection = Some(fabric_connection);
     }
 
     /// Sets how long it polls before it sleeps, at most. It does so where that pays: after short sleeps, and while no
@@ -229,7 +229,7 @@ impl Receiver {
     /// The lengths of a frame, and whether its data came apart from it.
     fn lengths(&self, bytes: &[u8]) -> Result<Option<(Lengths, bool)>, FabricError> {
         #[cfg(feature = "fabric")]
-        if self.source.line.is_some() {
+        if self.source.fabric_connection.is_some() {
             return fabric::lengths(bytes);
         }
         Ok(Lengths::decode(bytes)?.map(|lengths| (lengths, false)))
@@ -239,14 +239,14 @@ impl Receiver {
     #[cfg(feature = "fabric")]
     fn land(&mut self, lengths: Lengths, is_apart: bool) -> Result<(), FabricError> {
         self.landed = None;
-        let Some(reader) = &self.source.line else {
+        let Some(reader) = &self.source.fabric_connection else {
             return Ok(());
         };
         let body = &self.received[self.from + PREFIX_BYTES..][..lengths.body_bytes];
         // The server uses the memory of the request no longer.
         let exposed = body
             .first_chunk()
-            .and_then(|id| reader.line().take_buffer(u64::from_le_bytes(*id)));
+            .and_then(|id| reader.fabric_connection().take_buffer(u64::from_le_bytes(*id)));
         if !is_apart {
             return Ok(());
         }

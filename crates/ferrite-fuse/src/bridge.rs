@@ -119,7 +119,7 @@ fn reply_entry(reply: ReplyEntry, response: Response<Entry>) {
     respond!(reply, response, entry => {
         let generation = Generation(entry.attr.map_or(0, |attr| u64::from(attr.generation)));
         let attr = entry.attr.as_ref().map_or_else(absent, file_attr);
-        reply.entry_with_ttls(&entry.keep.duration(), &entry.name_ttl, &attr, generation);
+        reply.entry_with_ttls(&entry.attr_validity.duration(), &entry.name_ttl, &attr, generation);
     });
 }
 
@@ -209,7 +209,7 @@ impl Filesystem for Bridge {
     fn getattr(&self, req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         let ctx = ctx(req);
         let show = move |response: Response<Known>| {
-            respond!(reply, response, known => reply.attr(&known.keep.duration(), &file_attr(&known.attr)));
+            respond!(reply, response, known => reply.attr(&known.attr_validity.duration(), &file_attr(&known.attr)));
         };
         if ino == INodeNo::ROOT {
             // This reply comes soon, whatever the engine does.
@@ -253,7 +253,7 @@ impl Filesystem for Bridge {
             [],
             |service| service.setattr(&ctx, ino.0, fh.map(|fh| fh.0), &set),
             |made| respond!(reply, made, known => {
-                reply.attr(&known.keep.duration(), &file_attr(&known.attr));
+                reply.attr(&known.attr_validity.duration(), &file_attr(&known.attr));
             })
         );
     }
@@ -388,7 +388,7 @@ impl Filesystem for Bridge {
             |made| respond!(reply, made, (known, opened) => {
                 let generation = Generation(u64::from(known.attr.generation));
                 let fh = FileHandle(opened.fh);
-                reply.created(&known.keep.duration(), &file_attr(&known.attr), generation, fh, opened.flags);
+                reply.created(&known.attr_validity.duration(), &file_attr(&known.attr), generation, fh, opened.flags);
             })
         );
     }
@@ -567,7 +567,14 @@ impl Filesystem for Bridge {
                 let generation = Generation(it.attr.map_or(0, |attr| u64::from(attr.generation)));
                 let attr = it.attr.as_ref().map_or_else(|| unknown(it.ino, it.kind), file_attr);
                 let name = OsStr::from_bytes(it.name);
-                !reply.add(INodeNo(it.ino), it.next, name, &it.keep.duration(), &attr, generation)
+                !reply.add(
+                    INodeNo(it.ino),
+                    it.next,
+                    name,
+                    &it.attr_validity.duration(),
+                    &attr,
+                    generation,
+                )
             });
             respond!(reply, listed, () => reply.ok());
             Ok(())

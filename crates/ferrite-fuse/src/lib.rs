@@ -12,7 +12,7 @@
 //! | `freeze_barrier` | holding changes back while the pool is copied: [`FreezeBarrier`] |
 //! | `interrupts` | callers that give up while their request waits for a server |
 //! | `handles` | open files by the numbers the kernel knows |
-//! | `keep` | how long the kernel may keep attributes |
+//! | `attr_validity` | how long the kernel may keep attributes |
 //! | `locks` | record locks that the engine keeps |
 //! | `notify` | notifying the kernel of changes by others: [`Notifications`] |
 //! | `retries` | a thread that retries changes that failed |
@@ -42,13 +42,13 @@
 //! *Architecture invariant:* this crate knows no engine.
 #![deny(unsafe_code)]
 
+mod attr_validity;
 mod bridge;
 mod caller;
 mod convert;
 mod freeze_barrier;
 mod handles;
 mod interrupts;
-mod keep;
 mod leased;
 mod lock_order;
 mod locks;

@@ -22,11 +22,11 @@ use ferrite_vfs::{
 };
 use fuser::{Errno, FopenFlags, OpenFlags, WriteFlags};
 
-use self::away::Away;
+use self::disconnected::Away;
+use crate::attr_validity::AttrValidity;
 use crate::convert::{Refused, open_mode, requested_mode};
 use crate::freeze_barrier::FreezeBarrier;
 use crate::handles::Handles;
-use crate::keep::Keep;
 use crate::leased::LeasedEntries;
 use crate::locks::{Locks, Requester, Wire};
 use crate::options::FuseOptions;
@@ -45,13 +45,13 @@ pub(crate) struct Entry {
     /// `None`: the name does not exist, which the kernel caches, too.
     pub(crate) attr: Option<Attr>,
     pub(crate) name_ttl: Duration,
-    pub(crate) keep: Keep,
+    pub(crate) attr_validity: AttrValidity,
 }
 
 /// Attributes, and how long the kernel may keep them.
 pub(crate) struct Known {
     pub(crate) attr: Attr,
-    pub(crate) keep: Keep,
+    pub(crate) attr_validity: AttrValidity,
 }
 
 /// An open file.
@@ -70,7 +70,7 @@ pub(crate) struct Listed<'a> {
     /// `None`: the kernel gets only the name, see [`crate::convert::unknown`].
     pub(crate) attr: Option<Attr>,
     /// Also for the name.
-    pub(crate) keep: Keep,
+    pub(crate) attr_validity: AttrValidity,
 }
 
 /// One mount's engine, and the state of its users.
@@ -196,16 +196,16 @@ impl Service {
     }
 
     fn known(&self, attr: Attr, validity: Duration) -> Known {
-        let (attr, keep) = self.shown(attr, validity);
-        Known { attr, keep }
+        let (attr, attr_validity) = self.shown(attr, validity);
+        Known { attr, attr_validity }
     }
 
     fn entry(&self, result: Result<Attr>) -> Response<Entry> {
-        let (attr, keep) = self.shown(to_response(result)?, self.validity);
+        let (attr, attr_validity) = self.shown(to_response(result)?, self.validity);
         Ok(Entry {
             attr: Some(attr),
             name_ttl: self.validity,
-            keep,
+            attr_validity,
         })
     }
 
@@ -231,15 +231,19 @@ impl Service {
             Some(leased) => leased.name(&*self.fs, parent, OsStr::from_bytes(name), found),
             None => self.validity,
         };
-        let (attr, keep) = match looked {
+        let (attr, attr_validity) = match looked {
             Ok(attr) => {
-                let (attr, keep) = self.shown(attr, self.validity);
-                (Some(attr), keep)
+                let (attr, attr_validity) = self.shown(attr, self.validity);
+                (Some(attr), attr_validity)
             }
-            Err(FsError::NotFound) => (None, Keep::NOT),
+            Err(FsError::NotFound) => (None, AttrValidity::NOT),
             Err(error) => return Err(Refused::from(&error)),
         };
-        Ok(Entry { attr, name_ttl, keep })
+        Ok(Entry {
+            attr,
+            name_ttl,
+            attr_validity,
+        })
     }
 
     fn note_removal(&self) {
@@ -580,7 +584,7 @@ impl Service {
                 kind: FileKind::Directory,
                 name,
                 attr: None,
-                keep: Keep::NOT,
+                attr_validity: AttrValidity::NOT,
             })
         }) {
             return Ok(());
@@ -596,7 +600,7 @@ impl Service {
                         next: entry.next_cookie + FIRST_COOKIE,
                         kind: entry.kind,
                         name: entry.name,
-                        keep: shown.map_or(Keep::NOT, |(_, keep)| keep),
+                        attr_validity: shown.map_or(AttrValidity::NOT, |(_, attr_validity)| attr_validity),
                         attr: shown.map(|(attr, _)| attr),
                     })
                 }),
@@ -646,7 +650,7 @@ impl Service {
     }
 }
 
-mod away;
 mod dirty;
+mod disconnected;
 #[cfg(test)]
 mod tests;

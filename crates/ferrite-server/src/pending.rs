@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ferrite_checks::ranked::Mutex;
 use ferrite_fabric::reactor::Link;
-use ferrite_fabric::source::{Crowd, Source};
+use ferrite_fabric::source::{BoundedPeers, Source};
 
 use crate::lock_order;
 
@@ -22,14 +22,14 @@ const OF_SOURCE_MAX: usize = 256;
 pub(super) struct PendingConnections {
     next: AtomicU64,
     /// Each with its arrival time.
-    kept: Mutex<lock_order::PendingConnections, Crowd<(Link, Instant)>>,
+    kept: Mutex<lock_order::PendingConnections, BoundedPeers<(Link, Instant)>>,
 }
 
 impl PendingConnections {
     pub(super) fn new() -> PendingConnections {
         PendingConnections {
             next: AtomicU64::new(0),
-            kept: Mutex::new(Crowd::new(PENDING_MAX, OF_SOURCE_MAX)),
+            kept: Mutex::new(BoundedPeers::new(PENDING_MAX, OF_SOURCE_MAX)),
         }
     }
 

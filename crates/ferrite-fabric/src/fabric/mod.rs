@@ -2,7 +2,7 @@
 //!
 //! Contents: the introduction, by which a connection that began as TCP moves to a fabric; descriptors of bulk data; how
 //! long a waiting thread polls a fabric before it sleeps. One direction of a connection is in [`channel`], the client's
-//! end in [`line`], the server's in `reactor`.
+//! end in [`connection`], the server's in `reactor`.
 //!
 //! The TCP connection stays open. Its end ends both, because endpoints know of no connections. It also serves as a
 //! bell: any byte on it wakes the other end, if that may be asleep ([`RINGS_AFTER`], [`DOZES_AFTER`]).
@@ -10,7 +10,7 @@
 //! Invariant: the introduction travels over the TCP connection, and so comes from the peer that owns that connection.
 
 pub(crate) mod channel;
-pub(crate) mod line;
+pub(crate) mod connection;
 
 use std::time::Duration;
 

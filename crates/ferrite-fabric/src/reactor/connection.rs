@@ -13,8 +13,8 @@ use ferrite_buffers::borrowed::{self, Sent};
 use ferrite_buffers::{Buffer, Pool};
 use rustix::event::epoll::EventFlags;
 
+use super::on_fabric::OnFabric;
 use super::turns::TurnEnd;
-use super::wired::Wired;
 use super::{Close, Data, Link, QUEUED_BYTES_MAX, STALLED, Served, Service};
 use crate::frame::{INLINE_BYTES_MAX, Lengths, OWN_ID, PREFIX_BYTES};
 use crate::secure::record::{CONTENT_BYTES_MAX, Opener, Sealer};
@@ -73,7 +73,7 @@ pub(super) struct Connection<P> {
     /// The client's request to move to a fabric.
     pub(super) introduction: Option<Vec<u8>>,
     /// Its state on a fabric.
-    pub(super) wired: Option<Box<Wired>>,
+    pub(super) on_fabric: Option<Box<OnFabric>>,
 }
 
 /// The additional state of an encrypted connection.
@@ -126,7 +126,7 @@ impl<P> Connection<P> {
             taken_bytes: 0,
             sealed: records.map(sealed),
             introduction: None,
-            wired: None,
+            on_fabric: None,
         }
     }
 
@@ -139,14 +139,17 @@ impl<P> Connection<P> {
     /// Whether it has a buffer that its client leaves waiting.
     pub(super) fn is_stalled(&self) -> bool {
         let takes_nothing = self.out.has_buffers() && self.took.elapsed() >= STALLED;
-        let moves_nothing = self.wired.as_ref().is_some_and(|wired| wired.is_stalled(STALLED));
+        let moves_nothing = self
+            .on_fabric
+            .as_ref()
+            .is_some_and(|on_fabric| on_fabric.is_stalled(STALLED));
         takes_nothing || moves_nothing || self.arriving.as_ref().is_some_and(Arriving::is_slow)
     }
 
     /// Whether its client has blocked data that the provider of a fabric holds, for so long that the connection is of
     /// no use.
     pub(super) fn is_stuck(&self) -> bool {
-        self.wired.as_ref().is_some_and(|wired| wired.is_stuck())
+        self.on_fabric.as_ref().is_some_and(|on_fabric| on_fabric.is_stuck())
     }
 
     /// Whether the thread may receive more from it now.
@@ -165,11 +168,11 @@ impl<P> Connection<P> {
         if self.is_starved || self.is_held || self.is_cut_short {
             return false;
         }
-        if self.is_crowded() || self.wired.as_ref().is_some_and(|wired| !wired.takes_bulk()) {
+        if self.is_crowded() || self.on_fabric.as_ref().is_some_and(|on_fabric| !on_fabric.takes_bulk()) {
             let taken = self.out.gone_bytes();
             return std::mem::replace(&mut self.drained_at, taken) == taken;
         }
-        self.wired.is_some() || rustix::io::ioctl_fionread(&*self.stream).is_ok_and(|unread| unread == 0)
+        self.on_fabric.is_some() || rustix::io::ioctl_fionread(&*self.stream).is_ok_and(|unread| unread == 0)
     }
 
     /// Whether something waits to be sent.

@@ -13,13 +13,13 @@
 //! one and does not fill it is closed.
 
 mod connection;
+#[cfg(not(feature = "fabric"))]
+#[path = "without_fabric.rs"]
+mod on_fabric;
+#[cfg(feature = "fabric")]
+mod on_fabric;
 mod turns;
 mod unauthenticated;
-#[cfg(not(feature = "fabric"))]
-#[path = "unwired.rs"]
-mod wired;
-#[cfg(feature = "fabric")]
-mod wired;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -43,13 +43,13 @@ use crate::secure::handshake::Admitted;
 use crate::secure::{AdmissionPolicy, KeyId};
 use crate::send_queue::SendQueue;
 use crate::socket;
-use crate::source::{Crowd, Source, Throttle};
+use crate::source::{BoundedPeers, Source, Throttle};
 
 use connection::Connection;
 use turns::Clock;
 use unauthenticated::{Turn, Unauthenticated};
 
-use wired::Fabrics;
+use on_fabric::Fabrics;
 
 pub use crate::link::Link;
 pub use turns::{LONG, TurnCounts, Turns};
@@ -68,7 +68,7 @@ const STALLED: Duration = Duration::from_secs(1);
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// How often an idle thread wakes up to check.
 const IDLE: Duration = Duration::from_secs(1);
-/// Unauthenticated connections of a thread ([`Crowd`]).
+/// Unauthenticated connections of a thread ([`BoundedPeers`]).
 const UNAUTHENTICATED_MAX: usize = 1024;
 /// Those that come from one source.
 const UNAUTHENTICATED_OF_SOURCE_MAX: usize = 256;
@@ -288,7 +288,7 @@ struct Reactor<S: Service> {
     epoll: OwnedFd,
     listeners: Vec<TcpListener>,
     connections: HashMap<u64, Connection<S::Peer>>,
-    unauthenticated: Crowd<Unauthenticated>,
+    unauthenticated: BoundedPeers<Unauthenticated>,
     next_id: u64,
     /// Connections that wait for a buffer, or whose turn was cut short.
     waiting: Vec<u64>,
@@ -323,7 +323,7 @@ impl<S: Service> Reactor<S> {
             epoll,
             listeners,
             connections: HashMap::new(),
-            unauthenticated: Crowd::new(UNAUTHENTICATED_MAX, UNAUTHENTICATED_OF_SOURCE_MAX),
+            unauthenticated: BoundedPeers::new(UNAUTHENTICATED_MAX, UNAUTHENTICATED_OF_SOURCE_MAX),
             next_id: 0,
             waiting: Vec::new(),
             buf: vec![0; TURN_BYTES],
@@ -599,7 +599,7 @@ impl<S: Service> Reactor<S> {
         let Some(requested) = connection.link.is_to_drain() else {
             return;
         };
-        let has_all_come = match connection.wired.is_some() {
+        let has_all_come = match connection.on_fabric.is_some() {
             true => self.poll(),
             false => {
                 let reads = connection.takes_more();
@@ -621,7 +621,7 @@ impl<S: Service> Reactor<S> {
         let Some(connection) = self.connections.get_mut(&number) else {
             return self.meet(number);
         };
-        if connection.wired.is_some() {
+        if connection.on_fabric.is_some() {
             return self.serve_wired(number, flags);
         }
         let mut served = if connection.link.is_closed() {
@@ -670,8 +670,8 @@ impl<S: Service> Reactor<S> {
             return;
         };
         connection.link.mark_closed();
-        if let Some(wired) = connection.wired {
-            self.fabrics.forget(number, *wired);
+        if let Some(on_fabric) = connection.on_fabric {
+            self.fabrics.forget(number, *on_fabric);
         }
         // Closing the socket ends the system's interest in it.
         drop((connection.out, connection.stream));

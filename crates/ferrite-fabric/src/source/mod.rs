@@ -1,16 +1,16 @@
 //! The sources of connections, as bounds count them; and log lines that a peer can cause, at a bounded rate.
 //!
-//! Contents: [`Source`], the unit in which a server counts the resources of one machine; [`Crowd`], which keeps state
-//! for a bounded number of peers; [`Throttle`], which keeps a flood of events from becoming a flood of log lines.
+//! Contents: [`Source`], the unit in which a server counts the resources of one machine; [`BoundedPeers`], which keeps
+//! state for a bounded number of peers; [`Throttle`], which keeps a flood of events from becoming a flood of log lines.
 
-mod crowd;
+mod bounded_peers;
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-pub use crowd::Crowd;
+pub use bounded_peers::BoundedPeers;
 
 /// The origin of a connection. All loopback addresses are one source, and so is a network of 64 bits of IPv6: a single
 /// host can use every address of either.

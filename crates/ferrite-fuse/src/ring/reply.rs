@@ -11,8 +11,8 @@ use ferrite_vfs::{Attr, FileKind, NAME_MAX, StatFs, Timestamp};
 use fuser::Errno;
 use zerocopy::{Immutable, IntoBytes};
 
+use crate::attr_validity::AttrValidity;
 use crate::convert::BLOCK_BYTES;
-use crate::keep::Keep;
 use crate::locks::Wire;
 use crate::service::{Entry, Known, Listed, Opened};
 
@@ -88,8 +88,8 @@ struct EntryOut {
 }
 
 impl EntryOut {
-    fn new(attr: AttrOut, generation: u32, name_ttl: Duration, keep: Keep) -> EntryOut {
-        let attr_ttl = keep.duration();
+    fn new(attr: AttrOut, generation: u32, name_ttl: Duration, attr_validity: AttrValidity) -> EntryOut {
+        let attr_ttl = attr_validity.duration();
         EntryOut {
             ino: attr.ino,
             generation: u64::from(generation),
@@ -231,7 +231,7 @@ impl Reply<'_> {
             name_bytes: it.name.len() as u32,
             kind: kind_bits(it.kind) >> 12,
         };
-        let entry = EntryOut::new(attr, generation, it.keep.duration(), it.keep);
+        let entry = EntryOut::new(attr, generation, it.attr_validity.duration(), it.attr_validity);
         let mut head = [0; size_of::<EntryOut>() + size_of::<DirentOut>()];
         let (first, second) = head.split_at_mut(size_of::<EntryOut>());
         first.copy_from_slice(entry.as_bytes());
@@ -265,14 +265,14 @@ impl Encode for Entry {
             Some(attr) => (AttrOut::of(attr), attr.generation),
             None => (AttrOut::without(0, FileKind::File, 0), 0),
         };
-        let out = EntryOut::new(attr, generation, self.name_ttl, self.keep);
+        let out = EntryOut::new(attr, generation, self.name_ttl, self.attr_validity);
         write(&out, payload)
     }
 }
 
 impl Encode for Known {
     fn encode(self, payload: &mut [u8]) -> Result<usize, Errno> {
-        let ttl = self.keep.duration();
+        let ttl = self.attr_validity.duration();
         let out = KnownOut {
             ttl: ttl.as_secs(),
             ttl_nanos: ttl.subsec_nanos(),
@@ -299,8 +299,8 @@ impl Encode for (Known, Opened) {
         let (known, opened) = self;
         let entry = Entry {
             attr: Some(known.attr),
-            name_ttl: known.keep.duration(),
-            keep: known.keep,
+            name_ttl: known.attr_validity.duration(),
+            attr_validity: known.attr_validity,
         };
         let first = entry.encode(payload)?;
         let second = opened.encode(payload.get_mut(first..).ok_or(Errno::EIO)?)?;
@@ -417,7 +417,7 @@ mod tests {
         let entry = Entry {
             attr: Some(attr()),
             name_ttl,
-            keep: Keep::of(&attr(), attr_ttl),
+            attr_validity: AttrValidity::of(&attr(), attr_ttl),
         };
         assert_eq!(entry.encode(&mut payload), Ok(128));
         let words: Vec<u64> = (0..5).map(|n| word(&payload, 8 * n)).collect();
@@ -436,7 +436,7 @@ mod tests {
         let entry = Entry {
             attr: None,
             name_ttl: Duration::from_secs(5),
-            keep: Keep::NOT,
+            attr_validity: AttrValidity::NOT,
         };
         assert_eq!(entry.encode(&mut payload), Ok(128));
         assert_eq!((word(&payload, 0), word(&payload, 16)), (0, 5));
@@ -464,7 +464,7 @@ mod tests {
             kind: FileKind::Directory,
             name: b"abc",
             attr: Some(attr()),
-            keep: Keep::NOT,
+            attr_validity: AttrValidity::NOT,
         };
         assert!(!list.dirent_plus(&it), "it takes 160");
         let mut list = Reply::within(&mut payload, 160);

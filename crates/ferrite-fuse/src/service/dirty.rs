@@ -13,8 +13,8 @@ use std::time::Duration;
 use ferrite_vfs::{Attr, BadArgument, Ctx, FileKind, FsError};
 
 use super::{Response, Service, to_response};
+use crate::attr_validity::AttrValidity;
 use crate::convert::Refused;
-use crate::keep::Keep;
 
 /// The unit of block counts. Programs do not look for holes in shorter files.
 const BLOCK_BYTES: u64 = 512;
@@ -39,11 +39,11 @@ impl Service {
 
     /// Attributes as the kernel gets them, and how long it may keep them. A mapping may write to a file that is all
     /// holes at any time, and vice versa, so its attributes are not kept.
-    pub(super) fn shown(&self, mut attr: Attr, validity: Duration) -> (Attr, Keep) {
+    pub(super) fn shown(&self, mut attr: Attr, validity: Duration) -> (Attr, AttrValidity) {
         if attr.blocks != 0 || attr.size < BLOCK_BYTES || attr.kind != FileKind::File {
-            return (attr, Keep::of(&attr, validity));
+            return (attr, AttrValidity::of(&attr, validity));
         }
         attr.blocks = u64::from(self.handles.may_be_mapped(attr.ino));
-        (attr, Keep::NOT)
+        (attr, AttrValidity::NOT)
     }
 }

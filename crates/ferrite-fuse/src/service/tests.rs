@@ -245,7 +245,7 @@ fn a_file_that_may_be_mapped_has_no_holes() {
     };
     resize(0);
     let known = resize(LEN);
-    assert_eq!((known.attr.blocks, known.keep), (0, Keep::NOT));
+    assert_eq!((known.attr.blocks, known.attr_validity), (0, AttrValidity::NOT));
     let seek = |whence, offset| service.lseek(&owner, reader, offset, whence);
     let ends = |error: FsError| Err(Refused::from(&error));
     assert_eq!(seek(libc::SEEK_DATA, 5), ends(FsError::NoSuchAddress));
@@ -260,14 +260,17 @@ fn a_file_that_may_be_mapped_has_no_holes() {
             assert_eq!(seek(whence, -1), ends(FsError::NoSuchAddress));
         }
         let known = service.getattr(&owner, ino).unwrap();
-        assert_eq!((known.attr.blocks, known.keep), (1, Keep::NOT));
+        assert_eq!((known.attr.blocks, known.attr_validity), (1, AttrValidity::NOT));
         let entry = service.lookup(&owner, ROOT_INO, b"f").unwrap();
-        assert_eq!((entry.attr.unwrap().blocks, entry.keep), (1, Keep::NOT));
+        assert_eq!(
+            (entry.attr.unwrap().blocks, entry.attr_validity),
+            (1, AttrValidity::NOT)
+        );
         let mut listed = 0;
         service
             .readdirplus(&owner, ROOT_INO, FIRST_COOKIE, |it| {
                 listed += 1;
-                assert_eq!((it.attr.unwrap().blocks, it.keep), (1, Keep::NOT));
+                assert_eq!((it.attr.unwrap().blocks, it.attr_validity), (1, AttrValidity::NOT));
                 true
             })
             .unwrap();

@@ -15,7 +15,7 @@
 //! * A retransmitted REQ never makes a second connection.
 //! * There are at most [`Config::connections_max`] connections, ended ones that are still remembered included.
 
-mod hear;
+mod receive;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};

@@ -9,8 +9,8 @@ use crate::wire::opcode::Place;
 use crate::wire::packet::Repr;
 use crate::wire::{Opcode, aeth};
 
-use super::answers::{Answer, Stream};
 use super::resource::{Operation, Resource};
+use super::responses::{Answer, Stream};
 use super::{INVALID, Refusal, Responder};
 
 /// The longest message of the protocol.

@@ -13,9 +13,9 @@
 //!   may have been lost.
 //! * Responses leave in the order of their requests. The number of remembered operations is bounded.
 
-mod answers;
 mod execute;
 mod resource;
+mod responses;
 
 use std::collections::VecDeque;
 
@@ -25,10 +25,10 @@ use crate::wire::cm::Mtu;
 use crate::wire::packet::Repr;
 use crate::wire::{Psn, Qpn};
 
-use answers::Answer;
 use execute::Incoming;
 pub(crate) use execute::{MESSAGE_BYTES_MAX, MESSAGE_PACKETS_MAX, packets_of};
 use resource::Resource;
+use responses::Answer;
 
 /// Configuration of a responder.
 #[derive(Debug, Clone)]

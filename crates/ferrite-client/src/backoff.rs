@@ -3,7 +3,7 @@
 //! A server that accepts each connection and then breaks it, maliciously or by a fault, would otherwise keep both hosts
 //! busy with nothing else: a waiting call reconnects at once.
 //!
-//! Contents: [`Pace`]. Invariant: a connection that has lasted for [`APART`] is followed by the next without
+//! Contents: [`Backoff`]. Invariant: a connection that has lasted for [`APART`] is followed by the next without
 //! delay.
 
 use std::time::{Duration, Instant};
@@ -17,9 +17,9 @@ const APART: Duration = Duration::from_millis(20);
 
 /// See the head of this module.
 #[derive(Default)]
-pub(super) struct Pace(Mutex<lock_order::Pace, Option<Instant>>);
+pub(super) struct Backoff(Mutex<lock_order::Backoff, Option<Instant>>);
 
-impl Pace {
+impl Backoff {
     /// Waits until it is time for the next attempt, which begins when this returns.
     pub(super) fn wait(&self) {
         let mut last = self.0.lock();

@@ -1,4 +1,5 @@
-//! A stand-in for `wired` in a build without the feature `fabric`: it refuses clients that want to move to a fabric.
+//! A stand-in for `on_fabric` in a build without the feature `fabric`: it refuses clients that want to move to a
+//! fabric.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -10,9 +11,9 @@ use super::{FabricOptions, Reactor, Service};
 use crate::frame::OWN_ID;
 
 /// No connection ever has one.
-pub(super) struct Wired(Infallible);
+pub(super) struct OnFabric(Infallible);
 
-impl Wired {
+impl OnFabric {
     pub(super) fn is_stalled(&self, _: Duration) -> bool {
         match self.0 {}
     }
@@ -38,8 +39,8 @@ impl Fabrics {
         Duration::MAX
     }
 
-    pub(super) fn forget(&mut self, _: u64, wired: Wired) {
-        match wired.0 {}
+    pub(super) fn forget(&mut self, _: u64, on_fabric: OnFabric) {
+        match on_fabric.0 {}
     }
 }
 

@@ -1,7 +1,7 @@
 //! Connections on a fabric, as the thread that owns them sees them.
 //!
-//! Contents: [`Fabrics`], the endpoints of a thread; [`Wired`], the additional state of a connection; in [`turn`] the
-//! thread's work with them. Data of large writes is fetched from the client's memory into a buffer, and served on
+//! Contents: [`Fabrics`], the endpoints of a thread; [`OnFabric`], the additional state of a connection; in [`turn`]
+//! the thread's work with them. Data of large writes is fetched from the client's memory into a buffer, and served on
 //! arrival; data of large reads is written to the place that the client names, and the reply follows once it has
 //! arrived.
 //!
@@ -55,7 +55,7 @@ const SHARE: usize = 2;
 const BLOCKS: usize = 4;
 
 /// The state of a connection on a fabric.
-pub(super) struct Wired {
+pub(super) struct OnFabric {
     end: usize,
     channel: Channel,
     region: Remote,
@@ -75,7 +75,7 @@ pub(super) struct Wired {
     heard: Instant,
 }
 
-impl Wired {
+impl OnFabric {
     /// Remembers the place for data of a request's reply; if there are too many, forgets the oldest.
     fn note_landing(&mut self, id: [u8; 8], place: Descriptor) {
         if self.landings.len() >= LANDINGS_MAX {
@@ -308,14 +308,14 @@ impl Fabrics {
         connection: u64,
         stream: &TcpStream,
         body: &[u8],
-    ) -> (Reply, Option<Box<Wired>>) {
+    ) -> (Reply, Option<Box<OnFabric>>) {
         match self.admit(connection, stream, body) {
-            Ok((reply, wired)) => (reply, Some(Box::new(wired))),
+            Ok((reply, on_fabric)) => (reply, Some(Box::new(on_fabric))),
             Err(why) => (Reply::Refused(why), None),
         }
     }
 
-    fn admit(&mut self, connection: u64, stream: &TcpStream, body: &[u8]) -> Result<(Reply, Wired), String> {
+    fn admit(&mut self, connection: u64, stream: &TcpStream, body: &[u8]) -> Result<(Reply, OnFabric), String> {
         let said = Introduction::decode(body)?;
         let options = self.options.as_ref().ok_or("it is not configured to")?;
         if !options.providers.iter().any(|name| name == said.provider.name()) {
@@ -354,7 +354,7 @@ impl Fabrics {
         }
         self.by_channel.insert(number, (connection, index));
         self.heard = Instant::now();
-        let wired = Wired {
+        let on_fabric = OnFabric {
             end: index,
             channel: Channel::new(peer, number),
             region: said.region,
@@ -367,7 +367,7 @@ impl Fabrics {
             unserved: 0,
             heard: Instant::now(),
         };
-        Ok((Reply::Welcome { number, name }, wired))
+        Ok((Reply::Welcome { number, name }, on_fabric))
     }
 
     fn end(&mut self, provider: Provider, stream: &TcpStream) -> Result<usize, FabricError> {
@@ -420,14 +420,14 @@ impl Fabrics {
     }
 
     /// Forgets a connection that is gone.
-    pub(super) fn forget(&mut self, connection: u64, mut wired: Wired) {
-        self.by_channel.remove(&wired.channel.number());
-        let end = &mut self.ends[wired.end];
-        end.spare.extend(wired.channel.take_early());
+    pub(super) fn forget(&mut self, connection: u64, mut on_fabric: OnFabric) {
+        self.by_channel.remove(&on_fabric.channel.number());
+        let end = &mut self.ends[on_fabric.end];
+        end.spare.extend(on_fabric.channel.take_early());
         end.clients -= 1;
-        end.endpoint.remove(wired.channel.peer());
+        end.endpoint.remove(on_fabric.channel.peer());
         if let Some(guard) = &end.guard {
-            guard.remove(wired.channel.peer());
+            guard.remove(on_fabric.channel.peer());
         }
         self.pending
             .retain(|&tag, (of, _)| *of != connection || !end.endpoint.let_go(tag));
@@ -509,11 +509,16 @@ impl Fabrics {
     }
 
     /// Accepts a message of this connection: appends the pieces of the stream whose turn it is to `received`.
-    pub(super) fn accept(&mut self, wired: &mut Wired, message: Buffer, received: &mut Vec<u8>) -> Result<(), Close> {
-        wired.heard = self.heard;
-        let spare = &mut self.ends[wired.end].spare;
-        let unserved = &mut wired.unserved;
-        let accepted = wired.channel.accept(
+    pub(super) fn accept(
+        &mut self,
+        on_fabric: &mut OnFabric,
+        message: Buffer,
+        received: &mut Vec<u8>,
+    ) -> Result<(), Close> {
+        on_fabric.heard = self.heard;
+        let spare = &mut self.ends[on_fabric.end].spare;
+        let unserved = &mut on_fabric.unserved;
+        let accepted = on_fabric.channel.accept(
             message,
             |piece| {
                 *unserved += 1;
@@ -529,7 +534,7 @@ impl Fabrics {
     pub(super) fn serve<S: Service>(
         &mut self,
         connection: u64,
-        wired: &mut Wired,
+        on_fabric: &mut OnFabric,
         (service, peer): (&S, &mut S::Peer),
         bytes: &[u8],
         out: &mut SendQueue,
@@ -539,13 +544,13 @@ impl Fabrics {
             if at > 0 && at < bytes.len() && end.has_come() {
                 break Held::CutShort;
             }
-            if out.queued_bytes() > QUEUED_BYTES_MAX || !wired.takes_bulk() {
+            if out.queued_bytes() > QUEUED_BYTES_MAX || !on_fabric.takes_bulk() {
                 break Held::Crowded;
             }
             if !service.is_ready(peer) {
                 break Held::ByService;
             }
-            let Some(frame) = wired.frame(&bytes[at..])? else {
+            let Some(frame) = on_fabric.frame(&bytes[at..])? else {
                 break Held::No;
             };
             if frame.data_bytes > service.data_bytes_max(peer) {
@@ -553,17 +558,17 @@ impl Fabrics {
             }
             match frame.apart {
                 Some(place) if frame.data_bytes > 0 => {
-                    let from = wired.at(place);
+                    let from = on_fabric.at(place);
                     let Some(buf) = self.pool.take(frame.data_bytes) else {
                         break Held::Starved;
                     };
                     self.next_tag += 1;
                     let tag = self.next_tag;
-                    let endpoint = &mut self.ends[wired.end].endpoint;
-                    match endpoint.read(wired.channel.peer(), buf, from, tag) {
-                        Ok(None) => wired.begins_bulk(),
+                    let endpoint = &mut self.ends[on_fabric.end].endpoint;
+                    match endpoint.read(on_fabric.channel.peer(), buf, from, tag) {
+                        Ok(None) => on_fabric.begins_bulk(),
                         Ok(Some(_)) => {
-                            wired.is_busy()?;
+                            on_fabric.is_busy()?;
                             break Held::Starved;
                         }
                         Err(_) => return Err(Close),
@@ -573,7 +578,7 @@ impl Fabrics {
                 }
                 place => {
                     if let (Some(place), Some(&id)) = (place, frame.body.first_chunk()) {
-                        wired.note_landing(id, place);
+                        on_fabric.note_landing(id, place);
                     }
                     if service.message(peer, frame.body, Data::Inline(frame.data), out)? == Served::Starved {
                         break Held::Starved;
@@ -584,9 +589,9 @@ impl Fabrics {
         };
         if held == Held::No {
             // The client may send more in their place.
-            wired.channel.took(std::mem::take(&mut wired.unserved));
-            let endpoint = &mut self.ends[wired.end].endpoint;
-            let is_sent = wired.channel.return_credit(endpoint, &self.pool);
+            on_fabric.channel.took(std::mem::take(&mut on_fabric.unserved));
+            let endpoint = &mut self.ends[on_fabric.end].endpoint;
+            let is_sent = on_fabric.channel.return_credit(endpoint, &self.pool);
             if !is_sent.map_err(|_| Close)? {
                 // Its client may send nothing until then.
                 self.blocked.push(connection);
@@ -599,20 +604,20 @@ impl Fabrics {
     pub(super) fn send(
         &mut self,
         connection: u64,
-        wired: &mut Wired,
+        on_fabric: &mut OnFabric,
         stream: &TcpStream,
         out: &mut SendQueue,
     ) -> Result<bool, Close> {
         let mut has_sent = false;
         let is_empty = loop {
-            if !self.put(connection, wired)? {
+            if !self.put(connection, on_fabric)? {
                 break false;
             }
             match out.next() {
                 Next::Nothing => break true,
                 Next::Bytes(bytes) => {
-                    let endpoint = &mut self.ends[wired.end].endpoint;
-                    let sent = wired.channel.send(endpoint, &self.pool, &[bytes]);
+                    let endpoint = &mut self.ends[on_fabric.end].endpoint;
+                    let sent = on_fabric.channel.send(endpoint, &self.pool, &[bytes]);
                     match sent.map_err(|_| Close)? {
                         0 => break false,
                         sent => {
@@ -622,10 +627,10 @@ impl Fabrics {
                     }
                 }
                 Next::Bulk(frame, data) => {
-                    if !wired.takes_bulk() {
+                    if !on_fabric.takes_bulk() {
                         break false;
                     }
-                    let place = wired.landing(frame);
+                    let place = on_fabric.landing(frame);
                     let suits =
                         |place: &Descriptor| data.len() >= APART_BYTES_MIN && place.len_bytes as usize >= data.len();
                     let Some(place) = place.filter(suits) else {
@@ -635,11 +640,11 @@ impl Fabrics {
                     let Some((head, data)) = out.take_bulk() else {
                         continue;
                     };
-                    wired.unput = Some((place, head, data));
+                    on_fabric.unput = Some((place, head, data));
                 }
             }
         };
-        if has_sent && wired.heard.elapsed() >= RINGS_AFTER {
+        if has_sent && on_fabric.heard.elapsed() >= RINGS_AFTER {
             // If it fails, the connection is ending.
             let _ = (&*stream).write(&[0]);
         }
@@ -648,23 +653,23 @@ impl Fabrics {
 
     /// Writes the next bulk data to its place. False if the provider is busy: its queue is full, or it is still
     /// connecting, without a bound on the time.
-    fn put(&mut self, connection: u64, wired: &mut Wired) -> Result<bool, Close> {
-        let Some((place, head, data)) = wired.unput.take() else {
+    fn put(&mut self, connection: u64, on_fabric: &mut OnFabric) -> Result<bool, Close> {
+        let Some((place, head, data)) = on_fabric.unput.take() else {
             return Ok(true);
         };
         self.next_tag += 1;
         let tag = self.next_tag;
-        let to = wired.at(place);
-        let endpoint = &mut self.ends[wired.end].endpoint;
-        match endpoint.write(wired.channel.peer(), data, to, tag) {
+        let to = on_fabric.at(place);
+        let endpoint = &mut self.ends[on_fabric.end].endpoint;
+        match endpoint.write(on_fabric.channel.peer(), data, to, tag) {
             Ok(None) => {
-                wired.begins_bulk();
+                on_fabric.begins_bulk();
                 self.pending.insert(tag, (connection, Pending::Put(head)));
                 Ok(true)
             }
             Ok(Some(data)) => {
-                wired.is_busy()?;
-                wired.unput = Some((place, head, data));
+                on_fabric.is_busy()?;
+                on_fabric.unput = Some((place, head, data));
                 Ok(false)
             }
             Err(_) => Err(Close),

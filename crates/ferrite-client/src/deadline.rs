@@ -1,6 +1,6 @@
 //! How long a call waits for a server that is unreachable, or does not answer.
 //!
-//! Contents: [`Limit`], which every wait of a call checks.
+//! Contents: [`Deadline`], which every wait of a call checks.
 //!
 //! Invariant: a call checks whether its caller gives up only while it waits, a few times a second. So a call that is
 //! answered at once costs nothing here, not even a clock read.
@@ -14,7 +14,7 @@ use ferrite_vfs::{FsError, Result, WaitingCaller, Waits};
 const CHECK_EVERY: Duration = Duration::from_millis(100);
 
 /// See the head of this module.
-pub(super) struct Limit {
+pub(super) struct Deadline {
     deadline: Option<Instant>,
     caller: Option<WaitingCaller>,
     /// The caller has a limit of its own, or may give up.
@@ -25,22 +25,22 @@ pub(super) struct Limit {
     gave_up: Cell<bool>,
 }
 
-impl Limit {
+impl Deadline {
     /// The limit of a call whose caller may have a limit of its own.
-    pub(super) fn of(timeout: Option<Duration>, waits: &Waits) -> Limit {
+    pub(super) fn of(timeout: Option<Duration>, waits: &Waits) -> Deadline {
         let within = match (timeout, waits.within) {
             (Some(one), Some(other)) => Some(one.min(other)),
             (one, other) => one.or(other),
         };
-        Limit {
+        Deadline {
             caller: waits.caller,
             is_short: waits.caller.is_some() || waits.within.is_some(),
-            ..Limit::until(within.map(|within| Instant::now() + within))
+            ..Deadline::until(within.map(|within| Instant::now() + within))
         }
     }
 
-    pub(super) fn until(deadline: Option<Instant>) -> Limit {
-        Limit {
+    pub(super) fn until(deadline: Option<Instant>) -> Deadline {
+        Deadline {
             deadline,
             caller: None,
             is_short: false,
@@ -116,11 +116,11 @@ mod tests {
             (Some(long), Some(short)),
             (None, Some(short)),
         ] {
-            let limit = Limit::of(timeout, &Waits { within, caller: None });
+            let limit = Deadline::of(timeout, &Waits { within, caller: None });
             assert_eq!(limit.check(), Err(FsError::TimedOut));
         }
-        assert_eq!(Limit::of(Some(long), &Waits::FOREVER).check(), Ok(()));
-        assert!(Limit::of(None, &Waits::FOREVER).next_check().is_none());
+        assert_eq!(Deadline::of(Some(long), &Waits::FOREVER).check(), Ok(()));
+        assert!(Deadline::of(None, &Waits::FOREVER).next_check().is_none());
     }
 
     #[test]
@@ -137,7 +137,7 @@ mod tests {
             within: None,
             caller: Some(caller),
         };
-        let limit = Limit::of(None, &waits);
+        let limit = Deadline::of(None, &waits);
         assert!(limit.check().is_ok() && CHECKS.load(Ordering::Relaxed) == 0);
         let start = Instant::now();
         while limit.check().is_ok() {

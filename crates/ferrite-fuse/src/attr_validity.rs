@@ -1,7 +1,7 @@
 //! For how long the kernel may keep attributes.
 //!
-//! Contents: [`Keep`], the time that goes with attributes in a reply. No other code makes one, so no reply can forget
-//! the rule.
+//! Contents: [`AttrValidity`], the time that goes with attributes in a reply. No other code makes one, so no reply can
+//! forget the rule.
 //!
 //! Invariant: if a file gives rights to its users (setuid, setgid), the kernel keeps none of its attributes: it asks
 //! again for each lookup and each `exec`.
@@ -34,16 +34,16 @@ use ferrite_vfs::{Attr, FileKind, posix};
 
 /// How long the kernel may keep attributes; see the head of this module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Keep(Duration);
+pub(crate) struct AttrValidity(Duration);
 
-impl Keep {
+impl AttrValidity {
     /// Not at all.
-    pub(crate) const NOT: Keep = Keep(Duration::ZERO);
+    pub(crate) const NOT: AttrValidity = AttrValidity(Duration::ZERO);
 
     /// For these attributes, on which the engine has given a lease of `validity`.
-    pub(crate) fn of(attr: &Attr, validity: Duration) -> Keep {
+    pub(crate) fn of(attr: &Attr, validity: Duration) -> AttrValidity {
         let gives_rights = attr.kind == FileKind::File && attr.mode & (posix::S_ISUID | posix::S_ISGID) != 0;
-        Keep(if gives_rights { Duration::ZERO } else { validity })
+        AttrValidity(if gives_rights { Duration::ZERO } else { validity })
     }
 
     pub(crate) fn duration(self) -> Duration {
@@ -62,7 +62,7 @@ mod tests {
     fn rights_are_not_kept() {
         let root = MemFs::new().getattr(SYSTEM, ROOT_INO).unwrap();
         let keep = |kind, mode| {
-            Keep::of(&Attr { kind, mode, ..root }, Duration::from_secs(9))
+            AttrValidity::of(&Attr { kind, mode, ..root }, Duration::from_secs(9))
                 .duration()
                 .as_secs()
         };

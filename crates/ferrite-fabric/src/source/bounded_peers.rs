@@ -7,7 +7,7 @@ use super::Source;
 /// Keeps at most `of_all` entries, and `of_source` of one source. One more evicts the oldest: of its own source if that
 /// has too many, else of the source that has most. So a source that floods takes its own places only.
 #[derive(Debug)]
-pub struct Crowd<T> {
+pub struct BoundedPeers<T> {
     of_all: usize,
     of_source: usize,
     /// By number, and so by age.
@@ -15,10 +15,10 @@ pub struct Crowd<T> {
     by_source: HashMap<Source, usize>,
 }
 
-impl<T> Crowd<T> {
-    /// An empty crowd with these bounds.
-    pub fn new(of_all: usize, of_source: usize) -> Crowd<T> {
-        Crowd {
+impl<T> BoundedPeers<T> {
+    /// An empty set with these bounds.
+    pub fn new(of_all: usize, of_source: usize) -> BoundedPeers<T> {
+        BoundedPeers {
             of_all,
             of_source,
             by_id: BTreeMap::new(),
@@ -94,28 +94,28 @@ mod tests {
 
     #[test]
     fn a_flood_meets_its_own_bound_first() {
-        let mut crowd = Crowd::new(100, 30);
+        let mut peers = BoundedPeers::new(100, 30);
         let mut next = 0;
-        let mut add = |crowd: &mut Crowd<u64>, host: u8, count: u64| {
+        let mut add = |peers: &mut BoundedPeers<u64>, host: u8, count: u64| {
             let numbers = next..next + count;
             next += count;
             numbers
-                .filter_map(|number| crowd.insert(number, source(host), number))
+                .filter_map(|number| peers.insert(number, source(host), number))
                 .collect::<Vec<u64>>()
         };
-        assert_eq!(add(&mut crowd, 1, 1), []);
-        assert_eq!(add(&mut crowd, 2, 35), [1, 2, 3, 4, 5], "its own, the oldest first");
+        assert_eq!(add(&mut peers, 1, 1), []);
+        assert_eq!(add(&mut peers, 2, 35), [1, 2, 3, 4, 5], "its own, the oldest first");
         // Several sources together meet the bound of all, and the largest lose entries.
         for host in 3..9 {
-            add(&mut crowd, host, 30);
+            add(&mut peers, host, 30);
         }
-        assert_eq!((crowd.len(), crowd.by_source.values().sum()), (100, 100));
-        assert_eq!(crowd.oldest(), Some((0, &0)), "the one that is alone stays");
-        assert!(crowd.remove_of_largest().is_some_and(|gone| gone != 0));
-        while let Some((oldest, _)) = crowd.oldest() {
-            assert_eq!(crowd.remove(oldest), Some(oldest));
+        assert_eq!((peers.len(), peers.by_source.values().sum()), (100, 100));
+        assert_eq!(peers.oldest(), Some((0, &0)), "the one that is alone stays");
+        assert!(peers.remove_of_largest().is_some_and(|gone| gone != 0));
+        while let Some((oldest, _)) = peers.oldest() {
+            assert_eq!(peers.remove(oldest), Some(oldest));
         }
-        assert!(crowd.is_empty() && crowd.by_source.is_empty() && crowd.remove_of_largest().is_none());
-        assert_eq!(crowd.remove(7), None);
+        assert!(peers.is_empty() && peers.by_source.is_empty() && peers.remove_of_largest().is_none());
+        assert_eq!(peers.remove(7), None);
     }
 }

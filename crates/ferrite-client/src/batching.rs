@@ -1,7 +1,7 @@
 //! Outgoing small requests, several in one system call.
 //!
-//! Contents: [`Outgoing`], a queue that sends at once, unless a thread is calling completions: those make new requests,
-//! which are sent together afterwards.
+//! Contents: [`SendBatching`], a queue that sends at once, unless a thread is calling completions: those make new
+//! requests, which are sent together afterwards.
 
 use ferrite_checks::ranked::Mutex;
 use ferrite_fabric::FabricError;
@@ -22,11 +22,11 @@ struct Queue {
 
 /// See the head of this module.
 #[derive(Default)]
-pub(super) struct Outgoing {
-    queue: Mutex<lock_order::Outgoing, Queue>,
+pub(super) struct SendBatching {
+    queue: Mutex<lock_order::SendBatching, Queue>,
 }
 
-impl Outgoing {
+impl SendBatching {
     /// Sends a frame, now or soon. Blocks as [`Connection::send`] does.
     pub(super) fn send(&self, connection: &Connection, body: &[u8], data: &[u8]) -> Result<(), FabricError> {
         let frames = {
@@ -52,7 +52,7 @@ impl Outgoing {
     }
 
     /// The end of [`Self::hold`]: sends the queue, if no other thread holds it.
-    pub(super) fn let_go(&self, connection: &Connection) -> Result<(), FabricError> {
+    pub(super) fn release(&self, connection: &Connection) -> Result<(), FabricError> {
         let frames = {
             let mut queue = self.queue.lock();
             queue.holders -= 1;

@@ -1,12 +1,12 @@
 //! The client's end of a connection over a fabric.
 //!
-//! Contents: [`Line`], which many threads send through, and [`LineReader`], by which one receives. There is no extra
-//! thread: a waiting thread polls for messages itself, continuously at first, then with naps between, then asleep until
-//! the server rings or is gone.
+//! Contents: [`FabricConnection`], which many threads send through, and [`FabricReader`], by which one receives. There
+//! is no extra thread: a waiting thread polls for messages itself, continuously at first, then with naps between, then
+//! asleep until the server rings or is gone.
 //!
 //! Data of a write goes into the pool, whose registration is all a server needs to fetch it; data of a read comes into
-//! a buffer there that the request names. The request owns both until it is answered or the line is dropped. Without a
-//! free buffer data travels in the stream, so that no thread ever waits for one that waits itself.
+//! a buffer there that the request names. The request owns both until it is answered or the connection is dropped.
+//! Without a free buffer data travels in the stream, so that no thread ever waits for one that waits itself.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read};
@@ -35,7 +35,7 @@ const BUFFER_WAIT: Duration = Duration::from_millis(2);
 /// Holding the state takes no longer, unless the machine is busy, or the server was killed.
 const TAKES_NO_LONGER: Duration = Duration::from_millis(50);
 
-/// How long closing a line waits for the server to notice.
+/// How long closing a connection waits for the server to notice.
 const LETS_GO_WITHIN: Duration = Duration::from_millis(500);
 
 struct State {
@@ -53,8 +53,8 @@ struct State {
 }
 
 /// See the head of this module.
-pub(crate) struct Line {
-    state: Mutex<lock_order::Line, State>,
+pub(crate) struct FabricConnection {
+    state: Mutex<lock_order::FabricConnection, State>,
     pool: Pool,
     stream: TcpStream,
     busy_poll: Duration,
@@ -62,14 +62,14 @@ pub(crate) struct Line {
     locks: OnceLock<PeerLocks>,
 }
 
-impl Line {
+impl FabricConnection {
     /// Opens an endpoint of this side. `stream` is the connection that introduces it to the server.
     pub(crate) fn open(
         provider: Provider,
         stream: TcpStream,
         pool_bytes: usize,
         busy_poll: Duration,
-    ) -> Result<Line, FabricError> {
+    ) -> Result<FabricConnection, FabricError> {
         let no_memory = || FabricError::Io(io::ErrorKind::OutOfMemory.into());
         let pool = Pool::new(pool_bytes).ok_or_else(no_memory)?;
         let node = stream.local_addr()?.ip().to_string();
@@ -80,7 +80,7 @@ impl Line {
                 .ok_or_else(no_memory)?;
             endpoint.receive(buffer)?;
         }
-        Ok(Line {
+        Ok(FabricConnection {
             state: Mutex::new(State {
                 endpoint,
                 channel: None,
@@ -120,22 +120,23 @@ impl Line {
         ))
     }
 
-    /// The server has accepted the line.
+    /// The server has accepted the connection.
     pub(crate) fn begin(&self, name: &[u8], number: u64) -> Result<(), FabricError> {
         let mut state = self.lock();
         let peer = state.endpoint.insert(name)?;
         if state.endpoint.provider() == Provider::Shm
             && let Some(locks) = PeerLocks::of(&state.endpoint.name()?, name)
         {
-            // A line begins only once.
+            // A connection begins only once.
             let _ = self.locks.set(locks);
         }
         state.channel = Some(Channel::new(peer, number));
         Ok(())
     }
 
-    /// Ends the line: senders and receivers get errors, and the server is notified. Nothing is sent after that, because
-    /// the server forgets this endpoint then, and a provider (shm) may trip over messages of one it does not know.
+    /// Ends the connection: senders and receivers get errors, and the server is notified. Nothing is sent after that,
+    /// because the server forgets this endpoint then, and a provider (shm) may trip over messages of one it does not
+    /// know.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
         self.lock().channel = None;
@@ -259,7 +260,7 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for FabricConnection {
     /// Waits a while until the server has forgotten this endpoint: a provider may still reach into the memory of an
     /// endpoint that it knows (shm does, if both are in one process).
     fn drop(&mut self) {
@@ -332,9 +333,9 @@ impl State {
     }
 }
 
-/// The receiving half of a [`Line`].
-pub(crate) struct LineReader {
-    line: Arc<Line>,
+/// The receiving half of a [`FabricConnection`].
+pub(crate) struct FabricReader {
+    fabric_connection: Arc<FabricConnection>,
     piece: Vec<u8>,
     read: usize,
     /// How long a read waits.
@@ -343,10 +344,10 @@ pub(crate) struct LineReader {
     heard: Instant,
 }
 
-impl LineReader {
-    pub(crate) fn new(line: Arc<Line>, tick: Duration) -> LineReader {
-        LineReader {
-            line,
+impl FabricReader {
+    pub(crate) fn new(fabric_connection: Arc<FabricConnection>, tick: Duration) -> FabricReader {
+        FabricReader {
+            fabric_connection,
             piece: Vec::new(),
             read: 0,
             tick,
@@ -354,8 +355,8 @@ impl LineReader {
         }
     }
 
-    pub(crate) fn line(&self) -> &Line {
-        &self.line
+    pub(crate) fn fabric_connection(&self) -> &FabricConnection {
+        &self.fabric_connection
     }
 
     fn next_piece(&mut self) -> io::Result<bool> {
@@ -367,8 +368,8 @@ impl LineReader {
         let mut began = None;
         loop {
             for _ in 0..POLLS {
-                let mut state = self.line.lock();
-                state.poll(&self.line.pool).map_err(failed)?;
+                let mut state = self.fabric_connection.lock();
+                state.poll(&self.fabric_connection.pool).map_err(failed)?;
                 if let Some(piece) = state.inbox.pop_front() {
                     let State { channel, .. } = &mut *state;
                     if let Some(channel) = channel {
@@ -384,14 +385,16 @@ impl LineReader {
             if waited >= self.tick {
                 return Ok(false);
             }
-            let requested = self.line.lock().sent.elapsed();
+            let requested = self.fabric_connection.lock().sent.elapsed();
             let silence = requested.min(self.heard.elapsed());
-            self.line.rest(silence, self.tick - waited).map_err(failed)?;
+            self.fabric_connection
+                .rest(silence, self.tick - waited)
+                .map_err(failed)?;
         }
     }
 }
 
-impl Read for LineReader {
+impl Read for FabricReader {
     /// Blocks until data arrives; fails with `WouldBlock` if none arrives for a while.
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         while self.read == self.piece.len() {
@@ -406,14 +409,14 @@ impl Read for LineReader {
     }
 }
 
-impl std::fmt::Debug for Line {
+impl std::fmt::Debug for FabricConnection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Line({})", self.lock().endpoint.provider().name())
+        write!(f, "FabricConnection({})", self.lock().endpoint.provider().name())
     }
 }
 
-impl std::fmt::Debug for LineReader {
+impl std::fmt::Debug for FabricReader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "LineReader({:?})", self.line)
+        write!(f, "FabricReader({:?})", self.fabric_connection)
     }
 }

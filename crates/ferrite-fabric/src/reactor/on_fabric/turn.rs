@@ -59,20 +59,20 @@ impl<S: Service> Reactor<S> {
             }
             return;
         };
-        let Some(wired) = &mut connection.wired else {
+        let Some(on_fabric) = &mut connection.on_fabric else {
             return;
         };
         let handled = match event {
-            Event::Message { message, .. } => self.fabrics.accept(wired, message, &mut connection.received),
+            Event::Message { message, .. } => self.fabrics.accept(on_fabric, message, &mut connection.received),
             Event::Fetched { body, data, .. } => {
-                wired.ends_bulk();
+                on_fabric.ends_bulk();
                 let served = self
                     .service
                     .message(&mut connection.peer, &body, Data::Buffer(data), &mut connection.out);
                 served.map(drop)
             }
             Event::Put { mut head, .. } => {
-                wired.ends_bulk();
+                on_fabric.ends_bulk();
                 connection.took = Instant::now();
                 mark_apart(&mut head);
                 connection.out.push(&head);
@@ -92,7 +92,7 @@ impl<S: Service> Reactor<S> {
             return;
         };
         let body = connection.introduction.take().unwrap_or_default();
-        let (reply, wired) = match connection.is_sealed() {
+        let (reply, on_fabric) = match connection.is_sealed() {
             // Traffic over a fabric is not encrypted, and this client or the export demands encryption.
             true => (
                 Reply::Refused("this connection is encrypted, and fabrics are not".into()),
@@ -105,7 +105,7 @@ impl<S: Service> Reactor<S> {
         frame.finish();
         // Nothing else is in flight, so the socket has space for this.
         let is_sent = matches!(connection.send(), Ok(true));
-        connection.wired = wired;
+        connection.on_fabric = on_fabric;
         if !is_sent {
             self.drop_connection(number);
         }
@@ -124,7 +124,7 @@ impl<S: Service> Reactor<S> {
         connection.link.take_pending(&mut connection.out);
         while served.is_ok() {
             served = serve_stream(&*self.service, number, connection, &mut self.fabrics);
-            let Some(wired) = &mut connection.wired else {
+            let Some(on_fabric) = &mut connection.on_fabric else {
                 return;
             };
             let queued_bytes = connection.out.queued_bytes();
@@ -132,7 +132,7 @@ impl<S: Service> Reactor<S> {
                 break;
             }
             let (stream, out) = (&connection.stream, &mut connection.out);
-            let sent = self.fabrics.send(number, wired, stream, out);
+            let sent = self.fabrics.send(number, on_fabric, stream, out);
             if connection.out.queued_bytes() != queued_bytes {
                 connection.took = Instant::now();
             }
@@ -161,12 +161,12 @@ fn serve_stream<S: Service>(
     connection: &mut Connection<S::Peer>,
     fabrics: &mut Fabrics,
 ) -> Result<(), Close> {
-    let Some(wired) = &mut connection.wired else {
+    let Some(on_fabric) = &mut connection.on_fabric else {
         return Ok(());
     };
     let mut received = std::mem::take(&mut connection.received);
     let peer = (service, &mut connection.peer);
-    let (at, held) = fabrics.serve(number, wired, peer, &received, &mut connection.out)?;
+    let (at, held) = fabrics.serve(number, on_fabric, peer, &received, &mut connection.out)?;
     received.drain(..at);
     if !received.is_empty() || received.capacity() <= KEPT_BYTES {
         connection.received = received;
