@@ -7,8 +7,8 @@
 #[path = "../../ferrite-server/tests/common/double.rs"]
 #[allow(dead_code, reason = "other tests use more of it")]
 mod double;
-#[path = "../../ferrite-server/tests/common/weather.rs"]
-mod weather;
+#[path = "../../ferrite-server/tests/common/lossy_network.rs"]
+mod lossy_network;
 
 use std::collections::HashMap;
 use std::net::TcpListener;
@@ -29,7 +29,7 @@ use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_testkit::seed_from_env;
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{FileSystem, FsError, NewFile, OpenMode, ROOT_INO, SYSTEM};
-use weather::Weather;
+use lossy_network::LossyNetwork;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -66,9 +66,9 @@ impl Host {
             ..Options::default()
         };
         let adapter = Adapter::start(&options, Arc::new(Double::default())).unwrap();
-        let weather = Weather::over(Arc::new(adapter), 3, self.seed);
+        let lossy_network = LossyNetwork::over(Arc::new(adapter), 3, self.seed);
         let options = ServerOptions::default()
-            .rdma(Some(Arc::new(weather) as Arc<dyn Rdma>))
+            .rdma(Some(Arc::new(lossy_network) as Arc<dyn Rdma>))
             .lease(Duration::from_millis(500));
         let began = Instant::now();
         let listener = loop {
@@ -154,7 +154,7 @@ fn busy<S: Store>(log: &Log<S>, who: u32, seed: u64, is_over: &AtomicBool) -> u3
 }
 
 #[test]
-fn appends_happen_once_in_bad_weather_and_over_restarts() {
+fn appends_happen_once_on_a_lossy_network_and_over_restarts() {
     let seed = seed_from_env().unwrap_or(1);
     println!("FERRITE_SEED={seed}");
     let mut host = Host::new(seed);

@@ -9,9 +9,9 @@ use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_testkit::seed_from_env;
 
 use crate::double::{Fixture, SESSION, fixture};
-use crate::support::{Hosts, Weather};
+use crate::support::{Hosts, NetworkFaults};
 
-const BAD: Weather = Weather {
+const BAD: NetworkFaults = NetworkFaults {
     loss: 5,
     duplication: 5,
     reordering: 5,
@@ -21,7 +21,7 @@ const BAD: Weather = Weather {
 fn hosts(fixture: &Fixture, seed: u64, pairs: usize) -> (Hosts<FileMemory>, Vec<[Qpn; 2]>) {
     let memories = [fixture.registrar.memory(), fixture.registrar.memory()];
     let mut hosts = Hosts::with(memories, seed, true);
-    hosts.weather = BAD;
+    hosts.network_faults = BAD;
     let connect = |number: usize| {
         let pair = hosts.connect(Mtu::ALL[(seed as usize + number) % 5], [0xff_fff0, 0xff_fffe]);
         fixture.registrar.attach(SESSION, pair[1]);

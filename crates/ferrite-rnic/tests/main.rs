@@ -2,8 +2,8 @@
 //!
 //! They are linked once; `scripts/run-tests.py` runs each module in a process of its own.
 
-mod ends;
+mod disconnects;
+mod lossy_network;
 mod managed;
 mod support;
 mod verbs;
-mod weather;

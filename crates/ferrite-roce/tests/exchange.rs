@@ -11,9 +11,9 @@ use ferrite_roce::wire::cm::Mtu;
 use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_testkit::seed_from_env;
 
-use crate::support::{APPEND, File, Hosts, RESERVE, Weather};
+use crate::support::{APPEND, File, Hosts, NetworkFaults, RESERVE};
 
-const BAD: Weather = Weather {
+const BAD: NetworkFaults = NetworkFaults {
     loss: 5,
     duplication: 5,
     reordering: 5,
@@ -57,7 +57,7 @@ fn what_is_written_is_read_and_nothing_else_changes() {
     with_seeds(12, |seed| {
         let random = &mut Rng::new(seed);
         let mut hosts = Hosts::new(seed, true);
-        hosts.weather = BAD;
+        hosts.network_faults = BAD;
         hosts.memories[1].not_ready_percent = 2;
         let part = 40_000;
         let mut model = Vec::new();
@@ -132,10 +132,10 @@ fn nothing_is_done_twice() {
     with_seeds(12, |seed| {
         let random = &mut Rng::new(seed);
         let mut hosts = Hosts::new(seed, seed % 2 == 0);
-        hosts.weather = BAD;
+        hosts.network_faults = BAD;
         if seed % 2 == 1 {
             // Sixteen bits of the ICRC do not cover IPv4's identification; the hosts here are configured to expect 0.
-            hosts.weather.corruption = 2;
+            hosts.network_faults.corruption = 2;
         }
         hosts.memories[1].not_ready_percent = 2;
         hosts.memories[1].files.insert(1, file(64));
@@ -222,7 +222,7 @@ fn nothing_is_done_twice() {
 fn both_ends_of_a_pair_may_ask() {
     with_seeds(4, |seed| {
         let mut hosts = Hosts::new(seed, true);
-        hosts.weather = BAD;
+        hosts.network_faults = BAD;
         let pair = hosts.connect(Mtu::B256, [3, 0xff_ffff]);
         for (end, &qpn) in pair.iter().enumerate() {
             hosts.memories[end].files.insert(9, file(10_000));
@@ -256,7 +256,7 @@ fn both_ends_of_a_pair_may_ask() {
 fn one_of_many_swaps_succeeds() {
     with_seeds(4, |seed| {
         let mut hosts = Hosts::new(seed, true);
-        hosts.weather = BAD;
+        hosts.network_faults = BAD;
         hosts.memories[1].files.insert(1, file(16));
         let pairs: Vec<Qpn> = (0..5).map(|_| hosts.connect(Mtu::B1024, [1, 2])[0]).collect();
         for (number, qpn) in pairs.iter().enumerate() {

@@ -10,7 +10,7 @@ use ferrite_roce::wire::{Psn, Qpn};
 use ferrite_testkit::rng::pattern;
 use ferrite_testkit::seed_from_env;
 
-use crate::support::{APPEND, File, Hosts, Weather};
+use crate::support::{APPEND, File, Hosts, NetworkFaults};
 
 const PORT: u16 = 4_420;
 
@@ -134,7 +134,7 @@ fn hosts_connect_work_and_part() {
     for seed in seeds {
         println!("FERRITE_SEED={seed}");
         let mut hosts = Hosts::new(seed, seed % 2 == 0);
-        hosts.weather = Weather {
+        hosts.network_faults = NetworkFaults {
             loss: 5,
             duplication: 5,
             reordering: 5,

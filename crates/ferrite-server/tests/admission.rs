@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::bystander::{Bystander, new_file};
-use crate::common::proxy::{Proxy, Weather};
+use crate::common::proxy::{NetworkFaults, Proxy};
 use crate::common::raw::Raw;
 use crate::common::{connect, export, make_pool, mount, serve};
 use ferrite_client::secure::Key;
@@ -147,7 +147,7 @@ fn sessions_of_an_export_a_key_and_an_address_have_bounds() {
 fn a_client_that_comes_back_waits_for_a_place() {
     let options = bounds(|bounds| bounds.sessions_per_address = 1).lease(Duration::from_millis(300));
     let (server, address) = serve(Arc::new(MemFs::new()), vec![export("")], &options);
-    let network = Proxy::new(&address, Weather::default(), 1);
+    let network = Proxy::new(&address, NetworkFaults::default(), 1);
     let timeout = ClientOptions::default().timeout(Some(LIMIT));
     let client = Client::connect(&network.address, "", &timeout).unwrap();
     network.silence(true);

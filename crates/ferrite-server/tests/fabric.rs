@@ -11,7 +11,7 @@ use ferrite_testkit::model::check_against_reference;
 use ferrite_testkit::{TestEngine, linear, posix};
 use ferrite_vfs::{FileSystem, NewFile, OpenMode, Position, ROOT_INO, SYSTEM};
 
-use common::proxy::{Proxy, Weather};
+use common::proxy::{NetworkFaults, Proxy};
 use common::{RemotePool, RemoteReference, connect_over, export, make_pool, mount, options_for, serve};
 
 /// Whether to test with a provider. Reports it if not. An explicitly requested one must be present.
@@ -204,7 +204,7 @@ fn what_is_cut_beside_a_fabric_is_not_noticed() {
         let engine = mount(&path);
         let options = options_for(Some(provider)).threads(2);
         let (_server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
-        let network = Proxy::new(&address, Weather::default(), 1);
+        let network = Proxy::new(&address, NetworkFaults::default(), 1);
         let client = connect_over(Some(provider), &network.address);
         let new = NewFile {
             mode: 0o644,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::common::proxy::{Proxy, Weather};
+use crate::common::proxy::{NetworkFaults, Proxy};
 use crate::common::raw::Raw;
 use crate::common::{connect, connect_leased, connect_leased_tcp, export, make_pool, mount, serve, serve_at};
 use ferrite_client::Client;
@@ -19,7 +19,7 @@ const CACHE_BYTES: usize = 1 << 20;
 const TERM: Duration = Duration::from_millis(600);
 /// The delay that a loaded machine may add.
 const SLACK: Duration = Duration::from_secs(5);
-const CALM: Weather = Weather {
+const CALM: NetworkFaults = NetworkFaults {
     cuts: 0,
     delays: 0,
     crumbs: 0,

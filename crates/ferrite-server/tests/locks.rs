@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use crate::common::proxy::{Proxy, Weather};
+use crate::common::proxy::{NetworkFaults, Proxy};
 use crate::common::raw::Raw;
 use crate::common::{connect, connect_tcp, export, make_pool, mount, serve, serve_at};
 use ferrite_client::{Client, ClientOptions};
@@ -192,7 +192,7 @@ fn a_client_that_closes_or_vanishes_lets_go() {
     let b = connect(&address);
     let ino = file(&b, b"file");
     for vanishes in [false, true] {
-        let network = Proxy::new(&address, Weather::default(), 1);
+        let network = Proxy::new(&address, NetworkFaults::default(), 1);
         let options = ClientOptions::default().timeout(Some(SHORT));
         let a = Client::connect(&network.address, "", &options).unwrap();
         file(&a, b"file");
@@ -218,7 +218,7 @@ fn a_client_that_closes_or_vanishes_lets_go() {
         assert_eq!(server.sessions(), 1);
     }
     // A client that vanishes while it waits does not get the lock later.
-    let network = Proxy::new(&address, Weather::default(), 1);
+    let network = Proxy::new(&address, NetworkFaults::default(), 1);
     let options = ClientOptions::default().timeout(Some(SHORT));
     let a = Client::connect(&network.address, "", &options).unwrap();
     file(&a, b"file");
@@ -238,7 +238,7 @@ fn a_client_that_closes_or_vanishes_lets_go() {
 #[test]
 fn a_wait_can_be_cancelled() {
     let (_server, address) = server();
-    let network = Proxy::new(&address, Weather::default(), 1);
+    let network = Proxy::new(&address, NetworkFaults::default(), 1);
     let (a, b) = (connect(&address), connect(&network.address));
     let ino = file(&a, b"file");
     file(&b, b"file");
@@ -286,7 +286,7 @@ fn deadlocks_are_seen_across_clients() {
 #[test]
 fn waits_survive_cuts() {
     let (_server, address) = server();
-    let weather = Weather {
+    let network_faults = NetworkFaults {
         cuts: 60,
         delays: 50,
         crumbs: 50,
@@ -294,9 +294,9 @@ fn waits_survive_cuts() {
     let seed = ferrite_testkit::seed_from_env().unwrap_or_else(|| u64::from(std::process::id()));
     println!("FERRITE_SEED={seed}");
     // On TCP: only bells of a fabric would pass this network.
-    let network = Proxy::new(&address, Weather::default(), seed);
+    let network = Proxy::new(&address, NetworkFaults::default(), seed);
     let clients = [connect_tcp(&network.address), connect_tcp(&network.address)];
-    network.turn(weather);
+    network.turn(network_faults);
     let inos = clients.each_ref().map(|client| file(client, b"file"));
     let holders = std::sync::atomic::AtomicU32::new(0);
     let rounds = if std::env::var_os("FERRITE_SHORT").is_some() {

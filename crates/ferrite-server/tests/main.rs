@@ -9,9 +9,8 @@ mod bounds;
 mod busy;
 mod cache_leases;
 mod common;
-mod crowd;
-mod cuts;
 mod devices;
+mod disconnects;
 #[cfg(feature = "rdma")]
 #[path = "common/double.rs"]
 mod double;
@@ -26,7 +25,11 @@ mod lease_rules;
 mod leases;
 mod listings;
 mod locks;
+#[cfg(feature = "rdma")]
+#[path = "common/lossy_network.rs"]
+mod lossy_network;
 mod lying_server;
+mod many_clients;
 #[path = "../../../fuzz/src/network.rs"]
 mod network;
 mod order;
@@ -45,6 +48,3 @@ mod subtrees;
 mod suites;
 #[cfg(feature = "rdma")]
 mod verbs_leases;
-#[cfg(feature = "rdma")]
-#[path = "common/weather.rs"]
-mod weather;

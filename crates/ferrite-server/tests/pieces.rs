@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::common::proxy::{Proxy, Weather};
+use crate::common::proxy::{NetworkFaults, Proxy};
 use crate::common::raw::Raw;
 use crate::common::{RemotePool, RemoteReference, connect, connect_tcp, export, make_pool, mount, serve};
 use ferrite_fabric::frame::DATA_BYTES_MAX;
@@ -151,9 +151,9 @@ fn late_long_reads_see_one_state() {
     // Freed pages are soon written again.
     let path = make_pool(12 << 20, 100);
     let (_server, address) = serve(Arc::new(mount(&path)), vec![export("")], &ServerOptions::default());
-    let delays = Weather {
+    let delays = NetworkFaults {
         delays: 30,
-        ..Weather::default()
+        ..NetworkFaults::default()
     };
     let proxy = Proxy::new(&address, delays, 5);
     one_state_of(

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::common::proxy::Proxy;
 use crate::common::{export, serve, serve_at};
 use crate::double::Double;
-use crate::weather::Weather;
+use crate::lossy_network::LossyNetwork;
 use ferrite_client::rdma::{
     Acknowledge, Extent, Held, How, RemoteError, RemoteFile, RemoteOptions, ReplicatedError, ReplicatedFile,
     ReplicatedOptions, Resynced, Source, Standing,
@@ -66,9 +66,9 @@ impl Host {
             ..Options::default()
         };
         let adapter = Adapter::start(&options, Arc::new(Double::default())).unwrap();
-        let weather = Weather::over(Arc::new(adapter), self.percent, self.seed);
+        let lossy_network = LossyNetwork::over(Arc::new(adapter), self.percent, self.seed);
         ServerOptions::default()
-            .rdma(Some(Arc::new(weather) as Arc<dyn Rdma>))
+            .rdma(Some(Arc::new(lossy_network) as Arc<dyn Rdma>))
             .lease(Duration::from_millis(500))
     }
 

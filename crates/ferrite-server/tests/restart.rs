@@ -399,7 +399,7 @@ fn who_does_not_come_back_leaves_nothing() {
     let path = make_pool(16 << 20, 1000);
     let mut site = Site::new(&path, lease, 1);
     let stays = connect(&site.address);
-    let network = common::proxy::Proxy::new(&site.address, common::proxy::Weather::default(), 1);
+    let network = common::proxy::Proxy::new(&site.address, common::proxy::NetworkFaults::default(), 1);
     let options = ClientOptions::default().timeout(Some(Duration::from_millis(100)));
     let goes = Client::connect(&network.address, "", &options).unwrap();
     let before = stays.statfs(SYSTEM).unwrap();
@@ -471,7 +471,7 @@ fn slots_are_free_again() {
     let mut site = Site::new(&path, lease, 1);
     let mut lost = Vec::new();
     for round in 0..6 {
-        let network = common::proxy::Proxy::new(&site.address, common::proxy::Weather::default(), 1);
+        let network = common::proxy::Proxy::new(&site.address, common::proxy::NetworkFaults::default(), 1);
         let options = ClientOptions::default().timeout(Some(Duration::from_millis(100)));
         let client = Client::connect(&network.address, "", &options).unwrap();
         let name = format!("dir{round}");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::common::proxy::{Proxy, Weather};
+use crate::common::proxy::{NetworkFaults, Proxy};
 use crate::common::raw::{Raw, prefix};
 use crate::common::{connect, connect_tcp, export, make_pool, mount, serve, serve_at};
 use ferrite_client::{Client, ClientOptions};
@@ -282,7 +282,7 @@ fn files_whose_locks_are_lost_are_stale() {
     let lease = Duration::from_millis(400);
     let (engine, options) = (Arc::new(MemFs::new()), ServerOptions::default().lease(lease));
     let (mut server, address) = serve(engine.clone(), vec![export("")], &options);
-    let network = Proxy::new(&address, Weather::default(), 1);
+    let network = Proxy::new(&address, NetworkFaults::default(), 1);
     // Only TCP traffic passes through this network.
     let (away, stays) = (connect_tcp(&network.address), connect(&address));
     let locked = away.create(SYSTEM, ROOT_INO, b"locked", &new_file()).unwrap();
@@ -321,7 +321,7 @@ fn the_first_change_of_a_file_whose_lock_is_lost_is_stale() {
         &ServerOptions::default().lease(lease),
     );
     for (submits, what) in [(false, "locked"), (true, "locked"), (false, "gone"), (false, "plain")] {
-        let network = Proxy::new(&address, Weather::default(), 1);
+        let network = Proxy::new(&address, NetworkFaults::default(), 1);
         let (away, stays) = (connect_tcp(&network.address), connect(&address));
         let file = away.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap().file;
         file.write_at(SYSTEM, 0, b"before").unwrap();

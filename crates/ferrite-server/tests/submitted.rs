@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::common::proxy::{Proxy, Weather};
+use crate::common::proxy::{NetworkFaults, Proxy};
 use crate::common::{connect, connect_tcp, export, make_pool, mount, serve};
 use ferrite_buffers::Pool;
 use ferrite_client::{Client, ClientOptions};
@@ -104,11 +104,11 @@ fn many_are_under_way_at_once() {
 fn cuts_and_delays_are_not_noticed() {
     let path = make_pool(16 << 20, 1000);
     let (_server, address) = serve(Arc::new(mount(&path)), vec![export("")], &ServerOptions::default());
-    let network = Proxy::new(&address, Weather::default(), 5);
+    let network = Proxy::new(&address, NetworkFaults::default(), 5);
     // The network cuts and delays sockets' bytes; cuts beside a fabric are in `fabric.rs`.
     let client = connect_tcp(&network.address);
     let file = new_file(&client);
-    network.turn(Weather {
+    network.turn(NetworkFaults {
         cuts: 60,
         delays: 30,
         crumbs: 0,
@@ -131,7 +131,7 @@ fn cuts_and_delays_are_not_noticed() {
         );
     }
     count.wait_for(records);
-    network.turn(Weather::default());
+    network.turn(NetworkFaults::default());
     let mut content = vec![0; records * 8 + 1];
     assert_eq!(file.read_at(SYSTEM, 0, &mut content), Ok(records * 8));
     let mut found: Vec<u64> = content
@@ -186,7 +186,7 @@ fn completions_ask_for_more() {
 fn a_timeout_is_reported_in_time_and_a_close_at_once() {
     let path = make_pool(16 << 20, 1000);
     let (server, address) = serve(Arc::new(mount(&path)), vec![export("")], &ServerOptions::default());
-    let network = Proxy::new(&address, Weather::default(), 5);
+    let network = Proxy::new(&address, NetworkFaults::default(), 5);
     let options = ClientOptions::default().timeout(Some(Duration::from_millis(300)));
     let client = Client::connect(&network.address, "", &options).unwrap();
     let without_timeout = connect_tcp(&network.address);

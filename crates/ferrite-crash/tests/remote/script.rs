@@ -19,7 +19,7 @@ use ferrite_vfs::{FileKind, FileSystem, NewNode, ROOT_INO, SYSTEM};
 use super::effects::{Book, Effect, Moment, State, word_at};
 use super::scene::{Act, Scene, Watched};
 use super::seam::Seam;
-use super::support::{Hosts, Weather};
+use super::support::{Hosts, NetworkFaults};
 
 pub(crate) const POOL_BYTES: u64 = 4 << 20;
 /// The name of the file that is not bound.
@@ -54,8 +54,8 @@ struct Script {
     mtu: Mtu,
 }
 
-fn weather() -> Weather {
-    Weather {
+fn network_faults() -> NetworkFaults {
+    NetworkFaults {
         loss: 3,
         duplication: 5,
         reordering: 5,
@@ -84,7 +84,7 @@ pub(crate) fn record(options: &MkfsOptions, seed: u64, steps: u64, is_checked: b
     let hosts = |seed| {
         let memories = [registrar.memory(), registrar.memory()];
         let mut hosts = Hosts::with(memories.map(|memory| Watched::new(&scene, memory)), seed, true);
-        hosts.weather = weather();
+        hosts.network_faults = network_faults();
         hosts
     };
     let first = hosts(seed);

@@ -216,7 +216,7 @@ impl Memory for Array {
 
 /// The network's faults, in percent of the datagrams.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Weather {
+pub(crate) struct NetworkFaults {
     /// Lost.
     pub(crate) loss: u64,
     /// Arrive twice.
@@ -238,7 +238,7 @@ pub(crate) struct Hosts<M = Array> {
     pub(crate) memories: [M; 2],
     addresses: [SocketAddr; 2],
     /// The network's faults.
-    pub(crate) weather: Weather,
+    pub(crate) network_faults: NetworkFaults,
     /// The time.
     pub(crate) now_ns: u64,
     /// By arrival time: destination, flow, bytes.
@@ -270,7 +270,7 @@ impl<M: Memory> Hosts<M> {
             ends: [Endpoint::new(Ids::Zero, 100), Endpoint::new(Ids::Zero, 0xff_fff0)],
             memories,
             addresses: addresses.map(|address| address.parse().unwrap()),
-            weather: Weather::default(),
+            network_faults: NetworkFaults::default(),
             now_ns: 1,
             under_way: BTreeMap::new(),
             sent: 0,
@@ -311,13 +311,13 @@ impl<M: Memory> Hosts<M> {
 
     /// Sends bytes through the network, with its faults.
     pub(crate) fn send(&mut self, from: usize, flow: Flow, bytes: &[u8]) {
-        let copies = 1 + u64::from(self.random.chance(self.weather.duplication));
+        let copies = 1 + u64::from(self.random.chance(self.network_faults.duplication));
         for _ in 0..copies {
-            if self.random.chance(self.weather.loss) {
+            if self.random.chance(self.network_faults.loss) {
                 continue;
             }
             let mut bytes = bytes.to_vec();
-            if self.random.chance(self.weather.corruption) {
+            if self.random.chance(self.network_faults.corruption) {
                 for _ in 0..=self.random.below(3) {
                     let at = self.random.below(bytes.len() as u64) as usize;
                     // Byte 4 of the base header is not covered.
@@ -327,7 +327,7 @@ impl<M: Memory> Hosts<M> {
                 }
                 self.corrupted += 1;
             }
-            let late = self.random.chance(self.weather.reordering);
+            let late = self.random.chance(self.network_faults.reordering);
             let delay = LATENCY_NS + if late { self.random.below(40_000) } else { 0 };
             self.sent += 1;
             self.under_way

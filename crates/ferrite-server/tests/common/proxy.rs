@@ -12,7 +12,7 @@ use ferrite_testkit::rng::Rng;
 
 /// How bad the network is. Each number is how many of 1,000 pieces it affects.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Weather {
+pub(crate) struct NetworkFaults {
     /// The connection is cut, in the middle of the piece.
     pub(crate) cuts: u64,
     /// The piece comes some milliseconds late.
@@ -23,7 +23,7 @@ pub(crate) struct Weather {
 
 struct Shared {
     target: String,
-    weather: Mutex<Weather>,
+    network_faults: Mutex<NetworkFaults>,
     seed: AtomicU64,
     /// Nothing passes, and nothing is closed: the peer's host has lost its power.
     is_silent: AtomicBool,
@@ -43,13 +43,13 @@ pub(crate) struct Proxy {
 const TICK: Duration = Duration::from_millis(20);
 
 impl Proxy {
-    pub(crate) fn new(target: &str, weather: Weather, seed: u64) -> Proxy {
+    pub(crate) fn new(target: &str, network_faults: NetworkFaults, seed: u64) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         listener.set_nonblocking(true).unwrap();
         let shared = Arc::new(Shared {
             target: target.to_owned(),
-            weather: Mutex::new(weather),
+            network_faults: Mutex::new(network_faults),
             seed: AtomicU64::new(seed),
             is_silent: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
@@ -64,8 +64,8 @@ impl Proxy {
     }
 
     /// Sets the quality of the network.
-    pub(crate) fn turn(&self, weather: Weather) {
-        *self.shared.weather.lock().unwrap() = weather;
+    pub(crate) fn turn(&self, network_faults: NetworkFaults) {
+        *self.shared.network_faults.lock().unwrap() = network_faults;
     }
 
     /// Blocks all traffic, until `silence(false)`.
@@ -144,9 +144,13 @@ impl Shared {
                 std::thread::sleep(TICK);
             }
             let piece = &buf[..count];
-            let weather = *self.weather.lock().unwrap();
+            let network_faults = *self.network_faults.lock().unwrap();
             let mut meets = |share: u64| random.below(1000) < share;
-            let (is_cut, is_late, crumbles) = (meets(weather.cuts), meets(weather.delays), meets(weather.crumbs));
+            let (is_cut, is_late, crumbles) = (
+                meets(network_faults.cuts),
+                meets(network_faults.delays),
+                meets(network_faults.crumbs),
+            );
             if is_late {
                 std::thread::sleep(Duration::from_millis(random.below(8)));
             }

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 type Backs = Arc<Mutex<HashMap<SocketAddr, Arc<UdpSocket>>>>;
 
 /// See the head of this module. A host in between, which clients take for the server.
-pub(crate) struct Weather {
+pub(crate) struct LossyNetwork {
     inner: Arc<dyn Rdma>,
     percent: u64,
     seed: AtomicU64,
@@ -26,10 +26,10 @@ pub(crate) struct Weather {
     is_over: Arc<AtomicBool>,
 }
 
-impl Weather {
-    pub(crate) fn over(inner: Arc<dyn Rdma>, percent: u64, seed: u64) -> Weather {
+impl LossyNetwork {
+    pub(crate) fn over(inner: Arc<dyn Rdma>, percent: u64, seed: u64) -> LossyNetwork {
         let server = inner.places()[0];
-        let weather = Weather {
+        let lossy_network = LossyNetwork {
             inner,
             percent,
             seed: AtomicU64::new(seed),
@@ -37,10 +37,10 @@ impl Weather {
             backs: Backs::default(),
             is_over: Arc::default(),
         };
-        let backs = Arc::clone(&weather.backs);
+        let backs = Arc::clone(&lossy_network.backs);
         let back_of = move |client: SocketAddr| Some((backs.lock().get(&client).cloned()?, server));
-        weather.way(Arc::clone(&weather.front), back_of);
-        weather
+        lossy_network.way(Arc::clone(&lossy_network.front), back_of);
+        lossy_network
     }
 
     /// Forwards datagrams that arrive at a socket, by the socket and to the address that `to` returns for their sender.
@@ -59,7 +59,7 @@ impl Weather {
     }
 }
 
-impl Drop for Weather {
+impl Drop for LossyNetwork {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
     }
@@ -121,7 +121,7 @@ impl Way {
     }
 }
 
-impl Keys for Weather {
+impl Keys for LossyNetwork {
     fn release(&self, session: u64, key: u32) {
         self.inner.release(session, key);
     }
@@ -139,7 +139,7 @@ impl Keys for Weather {
     }
 }
 
-impl Rdma for Weather {
+impl Rdma for LossyNetwork {
     fn places(&self) -> Vec<SocketAddr> {
         vec![self.front.local_addr().unwrap()]
     }

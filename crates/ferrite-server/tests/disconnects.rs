@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::common::proxy::{Proxy, Weather};
+use crate::common::proxy::{NetworkFaults, Proxy};
 use crate::common::{connect, export, make_pool, mount, serve};
 use ferrite_client::{Client, ClientOptions};
 use ferrite_fabric::secure::{Encryption, Key};
@@ -20,13 +20,13 @@ use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{FileSystem, FsError, NewFile, OpenMode, ROOT_INO, SYSTEM, StatFs};
 use tempfile::TempPath;
 
-const BAD: Weather = Weather {
+const BAD: NetworkFaults = NetworkFaults {
     cuts: 15,
     delays: 5,
     crumbs: 30,
 };
 /// For tests of many thousands of requests.
-const POOR: Weather = Weather {
+const POOR: NetworkFaults = NetworkFaults {
     cuts: 1,
     delays: 1,
     crumbs: 5,
@@ -59,12 +59,12 @@ struct Shaky {
 }
 
 impl Shaky {
-    fn new(weather: Weather, seed: u64, threads: usize) -> Shaky {
-        Shaky::with_key(weather, seed, threads, None)
+    fn new(network_faults: NetworkFaults, seed: u64, threads: usize) -> Shaky {
+        Shaky::with_key(network_faults, seed, threads, None)
     }
 
     /// With a key all traffic is encrypted.
-    fn with_key(weather: Weather, seed: u64, threads: usize, key: Option<Key>) -> Shaky {
+    fn with_key(network_faults: NetworkFaults, seed: u64, threads: usize, key: Option<Key>) -> Shaky {
         let path = make_pool(64 << 20, 8000);
         let engine = mount(&path);
         let options = ServerOptions::default().threads(threads);
@@ -72,7 +72,7 @@ impl Shaky {
             .keys(key.iter().cloned().collect())
             .encryption(Encryption::Always);
         let (server, address) = serve(Arc::new(engine.clone()), vec![export], &options);
-        let network = Proxy::new(&address, weather, seed);
+        let network = Proxy::new(&address, network_faults, seed);
         let client = connect_through(&network, key.as_ref());
         Shaky {
             before: engine.statfs(SYSTEM).unwrap(),
@@ -118,7 +118,7 @@ impl TestEngine for Shaky {
 impl Drop for Shaky {
     /// All resources of the client are released when its session has ended.
     fn drop(&mut self) {
-        self.network.turn(Weather::default());
+        self.network.turn(NetworkFaults::default());
         self.client = None;
         if std::thread::panicking() {
             return;
@@ -171,8 +171,8 @@ fn long_reads_and_writes_arrive_whole() {
 
 fn long_reads_and_writes(key: Option<Key>) {
     let seed = seed();
-    let weather = Weather { cuts: 25, ..BAD };
-    let site = Shaky::with_key(weather, seed, 2, key);
+    let network_faults = NetworkFaults { cuts: 25, ..BAD };
+    let site = Shaky::with_key(network_faults, seed, 2, key);
     let mut random = Rng::new(seed);
     let file = site
         .fs()
@@ -283,7 +283,7 @@ fn pins_and_open_files_do_not_leak() {
 #[test]
 fn calls_with_a_timeout_fail_in_time() {
     let (_server, address) = serve(Arc::new(MemFs::new()), vec![export("")], &ServerOptions::default());
-    let network = Proxy::new(&address, Weather::default(), 1);
+    let network = Proxy::new(&address, NetworkFaults::default(), 1);
     let options = ClientOptions::default().timeout(Some(Duration::from_millis(300)));
     let client = Client::connect(&network.address, "", &options).unwrap();
     client.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755).unwrap();

@@ -149,7 +149,7 @@ fn through(any: &str, rnic: &Rnic, mtu: Mtu, seed: u64) -> (Initiator, Proxy) {
 }
 
 #[test]
-fn everything_completes_once_in_bad_weather() {
+fn everything_completes_once_on_a_lossy_network() {
     let seed = seed_from_env().unwrap_or(1);
     println!("FERRITE_SEED={seed}");
     let mut damaged = 0;
@@ -158,7 +158,7 @@ fn everything_completes_once_in_bad_weather() {
             let files = Files::with(400_000);
             let rnic = start(any, 2, &files);
             let (mut initiator, proxy) = through(any, &rnic, mtu, seed);
-            verbs_in_bad_weather(&mut initiator, &files);
+            verbs_on_a_lossy_network(&mut initiator, &files);
             let counters = initiator.counters();
             assert!(counters.sent_again > 0, "{counters:?}");
             damaged += proxy.end();
@@ -171,7 +171,7 @@ fn everything_completes_once_in_bad_weather() {
     assert!(damaged > 0);
 }
 
-fn verbs_in_bad_weather(initiator: &mut Initiator, files: &Files) {
+fn verbs_on_a_lossy_network(initiator: &mut Initiator, files: &Files) {
     let data = pattern(1, 300_000);
     initiator.write(KEY, 64, &data).unwrap();
     assert!(files.bytes()[64..64 + data.len()] == data[..]);
