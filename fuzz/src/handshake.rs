@@ -12,11 +12,11 @@ use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use ferrite_fabric::secure::handshake::{
+use ferrite_transport::secure::handshake::{
     Admitted, MESSAGE_BYTES, PREAMBLE_BYTES, Progress, Responder, VERDICT_BYTES, introduce,
 };
-use ferrite_fabric::secure::record::{Opener, Sealer};
-use ferrite_fabric::secure::{AdmissionPolicy, Credentials, Encrypt, Encryption, Key};
+use ferrite_transport::secure::record::{Opener, Sealer};
+use ferrite_transport::secure::{AdmissionPolicy, Credentials, Encrypt, Encryption, Key};
 
 /// Length of the record that ends a handshake.
 const PROOF_BYTES: usize = 18;

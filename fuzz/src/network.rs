@@ -12,13 +12,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use ferrite_client::{Client, ClientOptions};
-use ferrite_fabric::frame::{Lengths, PREFIX_BYTES};
-use ferrite_fabric::secure::{Credentials, handshake};
 use ferrite_proto::{
     Activity, Encode, Entry, Head, ImmediateRequest, MAGIC, NodeAttr, OpenedFile, Reader, ReplyHead, Request, VERSION,
     Welcome, Wire,
 };
 use ferrite_server::{ExportOptions, Server, ServerOptions};
+use ferrite_transport::frame::{Lengths, PREFIX_BYTES};
+use ferrite_transport::secure::{Credentials, handshake};
 use ferrite_vfs::locks::RecordLock;
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{FileSystem, FsError, SYSTEM, StatFs};

@@ -14,10 +14,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use ferrite_client::{Client, ClientOptions};
-use ferrite_fabric::frame::{Lengths, PREFIX_BYTES};
-use ferrite_fabric::secure::handshake::{PREAMBLE_BYTES, VERDICT_BYTES};
 use ferrite_proto::{Head, Reader, Request};
 use ferrite_server::{ExportOptions, Server, ServerOptions};
+use ferrite_transport::frame::{Lengths, PREFIX_BYTES};
+use ferrite_transport::secure::handshake::{PREAMBLE_BYTES, VERDICT_BYTES};
 use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, RecordLock};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{

@@ -41,17 +41,17 @@ has_phase() {
 }
 # Under emulation it hardly matters whether programs are optimized, and building them in release takes minutes.
 cd "$here/../.."
-features=ferrite-fabric/fabric,ferrite-server/fabric,ferrite-server/rdma
+features=ferrite-transport/fabric,ferrite-server/fabric,ferrite-server/rdma
 build_for_guest() {
     cargo "$1" --message-format json-render-diagnostics --features "$features" "${@:2}" |
         sed -nE 's/.*"package_id":"[^"]*\/(ferrite-[a-z]+)#.*"name":"([a-z]+)".*"executable":"([^"]+)".*/\1 \2 \3/p'
 }
 if has_phase tools || has_phase bench; then
-    build_for_guest build -p ferrite-fabric -p ferrite-server --examples |
+    build_for_guest build -p ferrite-transport -p ferrite-server --examples |
         while read -r _ name path; do cp "$path" "$job/bin/$name"; done
 fi
 if has_phase tests; then
-    build_for_guest test -p ferrite-fabric -p ferrite-server --no-run --test fabric --test restart |
+    build_for_guest test -p ferrite-transport -p ferrite-server --no-run --test fabric --test restart |
         while read -r crate test path; do cp "$path" "$job/tests/$crate,$test"; done
 fi
 if has_phase stock; then

@@ -4,9 +4,9 @@
 //! requests, which are sent together afterwards.
 
 use ferrite_checks::ranked::Mutex;
-use ferrite_fabric::FabricError;
-use ferrite_fabric::connection::Connection;
-use ferrite_fabric::frame::Lengths;
+use ferrite_transport::FabricError;
+use ferrite_transport::connection::Connection;
+use ferrite_transport::frame::Lengths;
 
 use crate::lock_order;
 

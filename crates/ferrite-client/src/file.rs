@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ferrite_buffers::Buffer;
-use ferrite_fabric::frame::DATA_BYTES_MAX;
+use ferrite_transport::frame::DATA_BYTES_MAX;
 use ferrite_vfs::{
     Attr, Ctx, FallocateMode, FsError, Ino, OpenFile, Position, ReadDone, Result, SetAttr, WriteDone, WriteMode,
     Written,

@@ -7,7 +7,7 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ferrite_fabric::FabricError;
+use ferrite_transport::FabricError;
 use ferrite_vfs::{Attr, CacheLeases, Ctx, FsError, Ino, RecallHandler, Result};
 
 use super::Client;

@@ -7,7 +7,7 @@
 //! make a change happen once though its reply is lost.
 //!
 //! With the feature `rdma`, files can be written and read by one-sided verbs ([`rdma`]). Messages travel by
-//! `ferrite-fabric`. This crate names no engine and no server.
+//! `ferrite-transport`. This crate names no engine and no server.
 //!
 //! A call blocks until its reply is there. While the server is unreachable it waits, up to
 //! [`ClientOptions::timeout`]; a change carries a token, so it is sent again and still happens once. Each call sees
@@ -46,7 +46,7 @@ pub mod volume;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_fabric::secure::{Credentials, Encrypt, Key};
+use ferrite_transport::secure::{Credentials, Encrypt, Key};
 use ferrite_vfs::{Ctx, FileSystem, FsError, Groups, Limits, OpenMode, ROOT_INO, SYSTEM};
 use thiserror::Error;
 
@@ -56,8 +56,8 @@ use link::Link;
 use listing::ReadDirSizes;
 
 pub use cache::CacheActivity;
-pub use ferrite_fabric::connection::{BUSY_POLL, Fabric};
-pub use ferrite_fabric::secure;
+pub use ferrite_transport::connection::{BUSY_POLL, Fabric};
+pub use ferrite_transport::secure;
 
 /// How a client behaves.
 #[derive(Debug, Clone)]
@@ -165,7 +165,7 @@ impl ClientOptions {
 pub enum ConnectError {
     /// The server cannot be reached.
     #[error(transparent)]
-    Fabric(#[from] ferrite_fabric::FabricError),
+    Fabric(#[from] ferrite_transport::FabricError),
     /// The server refuses the client.
     #[error("{address} refused the connection: {why}")]
     Refused {
@@ -310,7 +310,7 @@ const VALIDITY: Duration = Duration::ZERO;
 
 fn limits(link: &Link) -> Limits {
     let promises = link.promises();
-    let message_bytes = ferrite_fabric::frame::DATA_BYTES_MAX as u64;
+    let message_bytes = ferrite_transport::frame::DATA_BYTES_MAX as u64;
     let mut limits = Limits::local(
         promises.atomic_write_bytes.min(message_bytes),
         promises.file_bytes_max.min(i64::MAX as u64),

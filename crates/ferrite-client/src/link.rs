@@ -17,9 +17,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ferrite_checks::ranked::{Condvar, Mutex};
-use ferrite_fabric::FabricError;
-use ferrite_fabric::connection::{Connection, Receiver};
-use ferrite_fabric::watch::Wake;
+use ferrite_transport::FabricError;
+use ferrite_transport::connection::{Connection, Receiver};
+use ferrite_transport::watch::Wake;
 use ferrite_vfs::{Ctx, FsError, Result, Waits};
 
 use super::backoff::Backoff;

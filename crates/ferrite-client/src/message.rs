@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use ferrite_checks::ranked::{Condvar, Mutex};
-use ferrite_fabric::FabricError;
-use ferrite_fabric::connection::Receiver;
-use ferrite_fabric::frame::BODY_BYTES_MAX;
+use ferrite_transport::FabricError;
+use ferrite_transport::connection::Receiver;
+use ferrite_transport::frame::BODY_BYTES_MAX;
 use ferrite_vfs::{FsError, Result};
 
 use super::untrusted::{ReplyBody, refused};

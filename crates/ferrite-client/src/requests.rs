@@ -13,8 +13,8 @@ use std::time::Instant;
 
 use ferrite_buffers::Buffer;
 use ferrite_checks::ranked::Mutex;
-use ferrite_fabric::FabricError;
-use ferrite_fabric::connection::Receiver;
+use ferrite_transport::FabricError;
+use ferrite_transport::connection::Receiver;
 use ferrite_vfs::{DedupToken, FsError, Result};
 
 use super::message::{Reply, State, Waiter};

@@ -4,8 +4,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ferrite_fabric::connection::{Connection, Fabric, Receiver, begin_fabrics, upgrade};
-use ferrite_fabric::secure::Credentials;
+use ferrite_transport::connection::{Connection, Fabric, Receiver, begin_fabrics, upgrade};
+use ferrite_transport::secure::Credentials;
 use ferrite_vfs::{FsError, Ino};
 use rustc_hash::FxHashSet;
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_fabric::secure::{Encrypt, Key};
+use ferrite_transport::secure::{Encrypt, Key};
 
 use ferrite_vfs::volume::{
     DumpedPiece, InfoLine, Progress, ScrubReport, Volume, VolumeError, VolumeErrorKind, VolumeInfo, human_bytes,

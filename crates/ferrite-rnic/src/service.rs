@@ -15,7 +15,7 @@ pub struct Options {
     pub listen: Vec<SocketAddr>,
     /// Threads; at least one.
     pub threads: usize,
-    /// How long a thread polls for datagrams before it sleeps, where that pays; see [`ferrite_fabric::busy_poll`].
+    /// How long a thread polls for datagrams before it sleeps, where that pays; see [`ferrite_transport::busy_poll`].
     pub busy_poll: Duration,
     /// Queue pairs at a time.
     pub queue_pairs_max: usize,
@@ -28,7 +28,7 @@ impl Default for Options {
         Options {
             listen: Vec::new(),
             threads: 1,
-            busy_poll: ferrite_fabric::busy_poll::BUSY_POLL,
+            busy_poll: ferrite_transport::busy_poll::BUSY_POLL,
             queue_pairs_max: 4_096,
             service_port: None,
         }

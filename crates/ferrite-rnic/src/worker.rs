@@ -14,12 +14,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use ferrite_fabric::busy_poll::BusyPoll;
 use ferrite_roce::endpoint::{Endpoint, Taken};
 use ferrite_roce::memory::Memory;
 use ferrite_roce::requester::{Completion, Outcome};
 use ferrite_roce::wire::Qpn;
 use ferrite_roce::wire::icrc::{Flow, Ids};
+use ferrite_transport::busy_poll::BusyPoll;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::batch::BATCH;

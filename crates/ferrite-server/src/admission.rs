@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use ferrite_checks::ranked::Mutex;
-use ferrite_fabric::secure::KeyId;
-use ferrite_fabric::source::Source;
+use ferrite_transport::secure::KeyId;
+use ferrite_transport::source::Source;
 use ferrite_vfs::{FsError, Result, SessionsOf};
 
 use rustc_hash::FxHashMap;

@@ -13,8 +13,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ferrite_fabric::reactor::Served;
-use ferrite_fabric::send_queue::SendQueue;
+use ferrite_transport::reactor::Served;
+use ferrite_transport::send_queue::SendQueue;
 use ferrite_vfs::workers::{Work, Workers};
 use ferrite_vfs::{Attr, Ino, SYSTEM, Start};
 

@@ -12,7 +12,7 @@ mod listing;
 use std::sync::Arc;
 
 use ferrite_buffers::Pool;
-use ferrite_fabric::send_queue::SendQueue;
+use ferrite_transport::send_queue::SendQueue;
 use ferrite_vfs::{
     Attr, Ctx, FileSystem, FsError, Ino, NewFile, NewNode, OpenFlags, OpenMode, Opened, ROOT_INO, RenameMode, Result,
     SYSTEM, SetAttr, Start, XattrMode, posix,

@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use ferrite_fabric::send_queue::SendQueue;
+use ferrite_transport::send_queue::SendQueue;
 use ferrite_vfs::{Ino, SYSTEM};
 
 use super::Inner;

@@ -6,9 +6,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ferrite_fabric::frame::{DATA_BYTES_MAX, INLINE_BYTES_MAX};
-use ferrite_fabric::reactor::{Data, Served};
-use ferrite_fabric::send_queue::SendQueue;
+use ferrite_transport::frame::{DATA_BYTES_MAX, INLINE_BYTES_MAX};
+use ferrite_transport::reactor::{Data, Served};
+use ferrite_transport::send_queue::SendQueue;
 
 use super::Inner;
 use super::close_barrier::PendingClose;

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use ferrite_fabric::secure::{Encryption, Key, KeyId};
+use ferrite_transport::secure::{Encryption, Key, KeyId};
 use ferrite_vfs::{Attr, Cred, Ctx, FileSystem, FsError, Ino, Limits, ROOT_INO, Result, SYSTEM, Start};
 
 use super::admission::Attendance;

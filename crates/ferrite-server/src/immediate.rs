@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use ferrite_fabric::reactor::Close;
-use ferrite_fabric::send_queue::SendQueue;
+use ferrite_transport::reactor::Close;
+use ferrite_transport::send_queue::SendQueue;
 use ferrite_vfs::{FsError, Result};
 
 use super::Inner;

@@ -10,7 +10,7 @@
 //! lease, no other session gets locks.
 //!
 //! With the feature `rdma`, an adapter offers files to one-sided verbs ([`rdma`]). Messages travel by
-//! `ferrite-fabric`. This crate names no engine and no client; the tests of both ends live here.
+//! `ferrite-transport`. This crate names no engine and no client; the tests of both ends live here.
 //!
 //! Invariant: a client's messages can end its own connection, and nothing else.
 #![forbid(unsafe_code)]
@@ -51,10 +51,10 @@ use std::time::{Duration, Instant};
 
 use ferrite_buffers::Pool;
 use ferrite_checks::ranked::Mutex;
-use ferrite_fabric::reactor::{self, Close, Data, Link, Origin, Reactors, Served, Service, Turns};
-use ferrite_fabric::secure::AdmissionPolicy;
-use ferrite_fabric::send_queue::SendQueue;
-use ferrite_fabric::source::{Source, Throttle};
+use ferrite_transport::reactor::{self, Close, Data, Link, Origin, Reactors, Served, Service, Turns};
+use ferrite_transport::secure::AdmissionPolicy;
+use ferrite_transport::send_queue::SendQueue;
+use ferrite_transport::source::{Source, Throttle};
 use ferrite_vfs::workers::{Work, Workers};
 use ferrite_vfs::{FileSystem, FsError, Result};
 use rustc_hash::FxHashMap;
@@ -78,7 +78,7 @@ use ferrite_proto::{Call, Head, ImmediateRequest, MAGIC, Promises, Reader, Reque
 
 pub use admission::{Bounds, Resource};
 pub use export::{ExportOptions, NOBODY};
-pub use ferrite_fabric::reactor::FabricOptions;
+pub use ferrite_transport::reactor::FabricOptions;
 pub use meter::{Metrics, Observer};
 pub use options::ServerOptions;
 pub use rdma::{KeyWanted, Keys, Rdma};
@@ -284,7 +284,7 @@ impl Service for Front {
         match peer {
             // A connection that has no session yet gets no buffers.
             Peer::Pending { .. } => 0,
-            Peer::Client { .. } => ferrite_fabric::frame::DATA_BYTES_MAX,
+            Peer::Client { .. } => ferrite_transport::frame::DATA_BYTES_MAX,
         }
     }
 

@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use ferrite_fabric::send_queue::SendQueue;
+use ferrite_transport::send_queue::SendQueue;
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest, RecordLock, Unlock};
 use ferrite_vfs::{ClientId, Ctx, FsError, Ino, Result, SYSTEM, posix};
 

@@ -15,8 +15,8 @@ use std::sync::{OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use ferrite_checks::ranked::Mutex;
-use ferrite_fabric::reactor::{Data, TurnCounts};
-use ferrite_fabric::send_queue::SendQueue;
+use ferrite_transport::reactor::{Data, TurnCounts};
+use ferrite_transport::send_queue::SendQueue;
 
 use super::Inner;
 use crate::lock_order;

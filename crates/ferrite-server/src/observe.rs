@@ -16,7 +16,7 @@ const CLIENTS_MAX: usize = 32;
 const REPLY_BYTES_MAX: usize = CLIENTS_MAX * (160 + OPCODES_MAX * (2 + size_of::<Counted>()))
     + OPCODES_MAX * (6 + size_of::<Counted>() + 8 * LATENCY_CLASSES)
     + 64;
-const _: () = assert!(REPLY_BYTES_MAX < ferrite_fabric::frame::BODY_BYTES_MAX);
+const _: () = assert!(REPLY_BYTES_MAX < ferrite_transport::frame::BODY_BYTES_MAX);
 
 impl Server {
     /// An observer of this server.

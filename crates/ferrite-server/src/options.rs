@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_fabric::connection::BUSY_POLL;
-use ferrite_fabric::reactor::FabricOptions;
+use ferrite_transport::connection::BUSY_POLL;
+use ferrite_transport::reactor::FabricOptions;
 
 use super::admission::Bounds;
 use super::rdma::Rdma;

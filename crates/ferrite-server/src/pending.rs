@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ferrite_checks::ranked::Mutex;
-use ferrite_fabric::reactor::Link;
-use ferrite_fabric::source::{BoundedPeers, Source};
+use ferrite_transport::reactor::Link;
+use ferrite_transport::source::{BoundedPeers, Source};
 
 use crate::lock_order;
 

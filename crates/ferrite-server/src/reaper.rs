@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use ferrite_fabric::reactor::Link;
+use ferrite_transport::reactor::Link;
 use ferrite_vfs::{FileSystem, SYSTEM};
 use rustc_hash::FxHashMap;
 

@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use ferrite_checks::ranked::{Condvar, Mutex, MutexGuard};
-use ferrite_fabric::reactor::Link;
-use ferrite_fabric::send_queue::SendQueue;
+use ferrite_transport::reactor::Link;
+use ferrite_transport::send_queue::SendQueue;
 use ferrite_vfs::{ClientId, FsError, Ino, OpenFile, OpenMode, Result, SYSTEM};
 use rustc_hash::{FxHashMap, FxHashSet};
 

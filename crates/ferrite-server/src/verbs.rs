@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_checks::ranked::Mutex;
-use ferrite_fabric::send_queue::SendQueue;
+use ferrite_transport::send_queue::SendQueue;
 use ferrite_vfs::regions::Binding;
 use ferrite_vfs::{FsError, Ino, ROOT_INO, Result, SpaceOf, Unsupported, posix};
 use rustc_hash::FxHashMap;

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use common::bystander::{Bystander, new_file, node};
 use common::raw::{Raw, hello, prefix, root_without_mac};
 use common::{connect, export, make_pool, mount, serve};
-use ferrite_fabric::frame::{BODY_BYTES_MAX, DATA_BYTES_MAX};
 use ferrite_proto::{
     FileRequest, FsRequest, ImmediateRequest, LockingRequest, MAGIC, Node, NodeAttr, OpenedFile, Reader, Request,
     SessionRequest, SessionState, VERSION,
@@ -20,6 +19,7 @@ use ferrite_proto::{
 use ferrite_server::{Server, ServerOptions};
 use ferrite_testkit::rng::Rng;
 use ferrite_testkit::seed_from_env;
+use ferrite_transport::frame::{BODY_BYTES_MAX, DATA_BYTES_MAX};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{

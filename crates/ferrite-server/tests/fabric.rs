@@ -16,7 +16,7 @@ use common::{RemotePool, RemoteReference, connect_over, export, make_pool, mount
 
 /// Whether to test with a provider. Reports it if not. An explicitly requested one must be present.
 fn has(name: &str) -> bool {
-    let is_there = ferrite_fabric::Provider::named(name).is_some_and(ferrite_fabric::Provider::is_there);
+    let is_there = ferrite_transport::Provider::named(name).is_some_and(ferrite_transport::Provider::is_there);
     match std::env::var("FERRITE_FABRIC_PROVIDER") {
         Ok(wanted) if wanted == name => assert!(is_there, "libfabric has no provider {name} here"),
         Ok(_) => return false,

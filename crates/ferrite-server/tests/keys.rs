@@ -12,12 +12,12 @@ use crate::common::meddler::{Meddler, Side, Trick};
 use crate::common::raw::{Raw, hello};
 use crate::common::{export, make_pool, mount, serve};
 use ferrite_client::{Client, ClientOptions, ConnectError};
-use ferrite_fabric::secure::handshake::{MESSAGE_BYTES, PREAMBLE_BYTES, VERDICT_BYTES, introduce};
-use ferrite_fabric::secure::{Credentials, Encrypt, Encryption, Key};
-use ferrite_fabric::{FabricError, HandshakeError};
 use ferrite_server::{Server, ServerOptions};
 use ferrite_testkit::rng::Rng;
 use ferrite_testkit::seed_from_env;
+use ferrite_transport::secure::handshake::{MESSAGE_BYTES, PREAMBLE_BYTES, VERDICT_BYTES, introduce};
+use ferrite_transport::secure::{Credentials, Encrypt, Encryption, Key};
+use ferrite_transport::{FabricError, HandshakeError};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{FileSystem, FsError, ROOT_INO, SYSTEM};
 
@@ -123,7 +123,7 @@ fn a_key_that_no_export_has_learns_nothing_else() {
 }
 
 /// The opening of a client with `key` that claims to have the key of this name.
-fn opening(key: &Key, says: ferrite_fabric::secure::KeyId) -> Vec<u8> {
+fn opening(key: &Key, says: ferrite_transport::secure::KeyId) -> Vec<u8> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (mut accepted, _) = listener.accept().unwrap();

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use crate::common::proxy::{NetworkFaults, Proxy};
 use crate::common::raw::Raw;
 use crate::common::{RemotePool, RemoteReference, connect, connect_tcp, export, make_pool, mount, serve};
-use ferrite_fabric::frame::DATA_BYTES_MAX;
-use ferrite_fabric::secure::Key;
 use ferrite_proto::{FileRequest, FsRequest, OpenedFile, Piece, Reader};
 use ferrite_server::ServerOptions;
 use ferrite_testkit::TestEngine;
 use ferrite_testkit::rng::Rng;
+use ferrite_transport::frame::DATA_BYTES_MAX;
+use ferrite_transport::secure::Key;
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
     BadArgument, FallocateMode, FileSystem, FsError, NewFile, OpenFile, OpenFlags, OpenMode, ROOT_INO, SYSTEM, SetAttr,

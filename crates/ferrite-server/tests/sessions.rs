@@ -10,11 +10,11 @@ use crate::common::proxy::{NetworkFaults, Proxy};
 use crate::common::raw::{Raw, prefix};
 use crate::common::{connect, connect_tcp, export, make_pool, mount, serve, serve_at};
 use ferrite_client::{Client, ClientOptions};
-use ferrite_fabric::frame::DATA_BYTES_MAX;
 use ferrite_proto::{
     FileRequest, FsRequest, ImmediateRequest, NodeAttr, OpenedFile, Reader, SessionRequest, SessionState,
 };
 use ferrite_server::{Server, ServerOptions};
+use ferrite_transport::frame::DATA_BYTES_MAX;
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest, Unlock, Wait, wait_for};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{

@@ -1,10 +1,10 @@
 //! The suites that every engine must pass, over a real connection: on the reference engine and on a pool.
 
-use ferrite_fabric::secure::Key;
 use ferrite_testkit::generate::Profile;
 use ferrite_testkit::model::check_against_reference;
 use ferrite_testkit::posix::Case;
 use ferrite_testkit::{TestEngine, linear, posix};
+use ferrite_transport::secure::Key;
 
 use crate::common::{RemotePool, RemoteReference};
 

@@ -106,7 +106,7 @@ fn no_type_of_an_engine_is_public() {
                 "ferrite_pm",
                 "ferrite_map",
                 "ferrite_nvme",
-                "ferrite_fabric",
+                "ferrite_transport",
             ]
             .iter()
             .any(|name| line.contains(name));

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use ferrite_fabric::{Provider, dead_endpoints, library_version};
+use ferrite_transport::{Provider, dead_endpoints, library_version};
 
 use crate::size;
 

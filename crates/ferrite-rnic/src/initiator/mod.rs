@@ -16,7 +16,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ferrite_fabric::busy_poll::{BUSY_POLL, BusyPoll};
 use ferrite_roce::endpoint::{Connection, Endpoint, Taken};
 use ferrite_roce::memory::{Delivery, Fault, Memory, Message, Part, Received};
 use ferrite_roce::requester::{self, Failure, Outcome, PostError, Request};
@@ -24,6 +23,7 @@ use ferrite_roce::responder;
 use ferrite_roce::wire::cm::Mtu;
 use ferrite_roce::wire::icrc::Ids;
 use ferrite_roce::wire::{Psn, Qpn};
+use ferrite_transport::busy_poll::{BUSY_POLL, BusyPoll};
 use rustc_hash::FxHashMap;
 use rustix::event::{PollFd, PollFlags};
 

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use ferrite_buffers::Buffer;
 use ferrite_buffers::borrowed::Borrowed;
-use ferrite_fabric::frame::{DATA_BYTES_MAX, INLINE_BYTES_MAX};
-use ferrite_fabric::reactor::Served;
-use ferrite_fabric::send_queue::{Frame, SendQueue};
+use ferrite_transport::frame::{DATA_BYTES_MAX, INLINE_BYTES_MAX};
+use ferrite_transport::reactor::Served;
+use ferrite_transport::send_queue::{Frame, SendQueue};
 use ferrite_vfs::{Attr, BadArgument, FallocateMode, FsError, OpenFile, Result, SetAttr, WriteMode};
 
 use super::RequestHandler;

@@ -1,7 +1,7 @@
 //! Replies to listings: entries go into the reply while the engine finds them.
 
-use ferrite_fabric::frame::BODY_BYTES_MAX;
-use ferrite_fabric::send_queue::SendQueue;
+use ferrite_transport::frame::BODY_BYTES_MAX;
+use ferrite_transport::send_queue::SendQueue;
 use ferrite_vfs::{Attr, DirEntry, FsError, Ino, Result, SYSTEM, posix};
 
 use super::RequestHandler;

@@ -72,7 +72,7 @@ impl Kept {
 pub(super) fn account(host: u8) -> Account {
     Account {
         key: None,
-        source: ferrite_fabric::source::Source::of([192, 0, 2, host].into()),
+        source: ferrite_transport::source::Source::of([192, 0, 2, host].into()),
     }
 }
 

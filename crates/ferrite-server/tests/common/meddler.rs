@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ferrite_fabric::secure::handshake::{MESSAGE_BYTES, PREAMBLE_BYTES, VERDICT_BYTES};
+use ferrite_transport::secure::handshake::{MESSAGE_BYTES, PREAMBLE_BYTES, VERDICT_BYTES};
 
 /// The sender of the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

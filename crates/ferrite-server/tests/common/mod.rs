@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_client::{Client, ClientOptions, Fabric};
-use ferrite_fabric::secure::{Encrypt, Encryption, Key};
 use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, mkfs};
 use ferrite_pm::{Access, Image, Region};
 use ferrite_server::{ExportOptions, FabricOptions, Server, ServerOptions};
 use ferrite_testkit::TestEngine;
+use ferrite_transport::secure::{Encrypt, Encryption, Key};
 use ferrite_vfs::FileSystem;
 use ferrite_vfs::memfs::MemFs;
 use tempfile::TempPath;

@@ -5,11 +5,11 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use ferrite_fabric::frame::{Lengths, PREFIX_BYTES};
-use ferrite_fabric::secure::{Credentials, handshake};
 use ferrite_proto::{
     Caller, Encode, Head, ImmediateRequest, MAGIC, Node, Reader, ReplyHead, ResumeToken, VERSION, Welcome, Wire,
 };
+use ferrite_transport::frame::{Lengths, PREFIX_BYTES};
+use ferrite_transport::secure::{Credentials, handshake};
 use ferrite_vfs::{DedupToken, FsError, ROOT_INO};
 
 /// A connection without rules.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use ferrite_client::{Client, ClientOptions, Fabric};
-use ferrite_fabric::{Provider, raw_ping_pong};
+use ferrite_transport::{Provider, raw_ping_pong};
 use ferrite_vfs::SYSTEM;
 
 use super::{FILE_BYTES, MESSAGE_BYTES, Served, circumstances, filled, page, pin, whole};

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ferrite_buffers::Pool;
-use ferrite_fabric::connection::{Connection, Fabric, Receiver, upgrade};
-use ferrite_fabric::reactor::{Close, Data, FabricOptions, Link, Options, Origin, Reactors, Served, Service};
-use ferrite_fabric::secure::{AdmissionPolicy, Credentials, Encrypt, Encryption, Key};
-use ferrite_fabric::send_queue::SendQueue;
-use ferrite_fabric::{FabricError, Provider};
+use ferrite_transport::connection::{Connection, Fabric, Receiver, upgrade};
+use ferrite_transport::reactor::{Close, Data, FabricOptions, Link, Options, Origin, Reactors, Served, Service};
+use ferrite_transport::secure::{AdmissionPolicy, Credentials, Encrypt, Encryption, Key};
+use ferrite_transport::send_queue::SendQueue;
+use ferrite_transport::{FabricError, Provider};
 
 const LIMIT: Duration = Duration::from_secs(10);
 

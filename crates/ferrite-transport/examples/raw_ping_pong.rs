@@ -12,8 +12,8 @@ fn main() {
         .next()
         .map_or(20_000, |text| text.parse().expect("a number of rounds"));
     let host = arguments.next().unwrap_or_else(|| "127.0.0.1".into());
-    let provider = ferrite_fabric::Provider::named(&provider).expect("shm, verbs or tcp");
-    match ferrite_fabric::raw_ping_pong::ping_pong(provider, &host, bytes, rounds) {
+    let provider = ferrite_transport::Provider::named(&provider).expect("shm, verbs or tcp");
+    match ferrite_transport::raw_ping_pong::ping_pong(provider, &host, bytes, rounds) {
         Ok(taken) => println!("{} {bytes} bytes: {taken:?} there and back", provider.name()),
         Err(error) => {
             eprintln!("{error}");

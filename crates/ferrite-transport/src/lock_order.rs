@@ -3,7 +3,7 @@
 //! Contents: a rank for each lock. A thread that holds a lock waits only for those further down.
 
 ferrite_checks::ranks! {
-    "ferrite-fabric":
+    "ferrite-transport":
     /// The right to send on a connection: held until the frame is sent.
     Sends = 10;
     /// The queue of a connection of the server.
@@ -14,7 +14,7 @@ ferrite_checks::ranks! {
 
 #[cfg(feature = "fabric")]
 ferrite_checks::ranks! {
-    "ferrite-fabric":
+    "ferrite-transport":
     /// The client's end of a line over libfabric.
     FabricConnection = 20;
     /// The lists that endpoints of this process share. Endpoints are opened and closed under it.

@@ -56,7 +56,7 @@ mod fabric {
     }
 
     fn fail(message: &str) -> ! {
-        eprintln!("ferrite-fabric: {message}.");
+        eprintln!("ferrite-transport: {message}.");
         exit(1)
     }
 }

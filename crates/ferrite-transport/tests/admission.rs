@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ferrite_buffers::Pool;
-use ferrite_fabric::connection::Connection;
-use ferrite_fabric::reactor::{Close, Data, Link, Options, Origin, Reactors, Served, Service};
-use ferrite_fabric::secure::Credentials;
-use ferrite_fabric::send_queue::SendQueue;
-use ferrite_fabric::{FabricError, HandshakeError};
+use ferrite_transport::connection::Connection;
+use ferrite_transport::reactor::{Close, Data, Link, Options, Origin, Reactors, Served, Service};
+use ferrite_transport::secure::Credentials;
+use ferrite_transport::send_queue::SendQueue;
+use ferrite_transport::{FabricError, HandshakeError};
 
 const LIMIT: Duration = Duration::from_secs(20);
 

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_buffers::Pool;
-use ferrite_fabric::connection::{Connection, Receiver};
-use ferrite_fabric::reactor::{Close, Data, Link, Options, Origin, Reactors, Served, Service};
-use ferrite_fabric::secure::Credentials;
-use ferrite_fabric::send_queue::SendQueue;
+use ferrite_transport::connection::{Connection, Receiver};
+use ferrite_transport::reactor::{Close, Data, Link, Options, Origin, Reactors, Served, Service};
+use ferrite_transport::secure::Credentials;
+use ferrite_transport::send_queue::SendQueue;
 
 /// Answers each message with itself; body `later` from another thread.
 struct Echo;
