@@ -40,14 +40,14 @@ bugs! {
     TornPage,
     /// Freed blocks and segments are reused before the mark has passed their record.
     EarlyReuse,
-    /// Space that a fold freed is reused at once.
-    FoldSpaceAtOnce,
+    /// Space that a merge freed is reused at once.
+    MergedSpaceAtOnce,
     /// Mount does not free inodes that have no name.
     OrphansForgotten,
     /// An inode's checksum is recorded, but its other words are only stored.
     InodeWithoutRecord,
     /// The checksum of a merged page is stored only after the word that names it is set.
-    FoldSumLate,
+    MergedSumLate,
     /// The record of a split lacks the second copy of the number of active lines.
     SplitForgetsCopy,
     /// The record of a move lacks its first word, a key.
@@ -60,12 +60,12 @@ bugs! {
     DeadRecordAbove,
     /// Recovery leaves the mark below a record of which only some words survived.
     TornRecordAbove,
-    /// A fold sets a word without changing the version of the inode.
-    FoldUnannounced,
+    /// A merge sets a word without changing the version of the inode.
+    MergeUnannounced,
     /// A sweep of the inode cache forgets the numbers of the newest records of the dropped inodes.
     SweepForgetsFloor,
-    /// With deferred write-back, folds have no record.
-    FoldWithoutRecord,
+    /// With deferred write-back, merges have no record.
+    MergeWithoutRecord,
     /// With deferred write-back, recovery replays records after a missing one.
     GapInPrefix,
     /// With deferred write-back, new nodes of a tree are streamed and not in the record that links them.
@@ -79,7 +79,7 @@ bugs! {
     /// Mount keeps bytes that an interrupted append has put beyond the end of a bound file.
     TailKept,
     /// A record carries a checksum of data of a bound file.
-    BoundVouched,
+    BoundCovered,
     /// A file is bound before the mark has passed the records with checksums of its data.
     BoundBeforeCheckpoint,
     /// A change of a bound file moves and frees its pages before the adapter has returned them.

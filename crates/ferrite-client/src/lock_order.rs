@@ -9,7 +9,7 @@ ferrite_checks::ranks! {
     /// The right to receive for all who wait: held while answers are taken from the connection and passed on.
     Receiver = 20;
     /// The connection, and what the server promised. Its holder sends nothing.
-    Line = 30;
+    ConnectionState = 30;
     /// Changes that no sync has covered.
     Unsynced = 40;
     /// Recalls on their way to the thread that carries them out.

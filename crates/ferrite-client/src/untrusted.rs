@@ -286,7 +286,7 @@ mod tests {
             kind: FileKind::File,
             next_cookie,
             name,
-            reported: EntryInfo::Nothing(FsError::Stale),
+            info: EntryInfo::Nothing(FsError::Stale),
         }
     }
 

@@ -25,7 +25,7 @@ use crate::lock_order;
 use crate::table::Table;
 
 /// Slots for tokens.
-pub(crate) const onceSLOTS: u32 = 1 << 16;
+pub(crate) const DEDUP_SLOTS: u32 = 1 << 16;
 /// Inode numbers are taken from the store in lots, so that a new file costs no write for its number.
 const NUMBERS_A_LOT: u64 = 4096;
 /// Times are stored only if they move by more (RUFS, section 2.4).
@@ -216,7 +216,7 @@ impl Core {
         if token.seq == 0 {
             return Err(FsError::Invalid(BadArgument::NoToken));
         }
-        if token.slot >= onceSLOTS {
+        if token.slot >= DEDUP_SLOTS {
             return Err(FsError::NotSupported(Unsupported::DedupSlot));
         }
         let Some(value) = self.meta.get(&key::slot(token.slot))? else {

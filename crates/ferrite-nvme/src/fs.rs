@@ -11,7 +11,7 @@ use ferrite_vfs::{
 };
 
 use crate::FILE_BYTES_MAX;
-use crate::core::onceSLOTS;
+use crate::core::DEDUP_SLOTS;
 use crate::format::key;
 use crate::format::node::Edge;
 use crate::names::{New, is_dir, missing};
@@ -126,7 +126,7 @@ impl FileSystem for NvmeFs {
         limits.may_block = true;
         limits.submits = true;
         limits.whole_write_bytes = FILE_BYTES_MAX;
-        limits.dedup_slots = onceSLOTS;
+        limits.dedup_slots = DEDUP_SLOTS;
         limits.validity = Duration::MAX;
         limits
     }

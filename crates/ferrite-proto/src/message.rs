@@ -163,7 +163,7 @@ pub struct Entry<'m> {
     /// Its name.
     pub name: &'m [u8],
     /// Further information about it.
-    pub node_attr: EntryInfo,
+    pub info: EntryInfo,
 }
 
 /// The information of a listing about an entry besides its name.

@@ -165,7 +165,7 @@ macro_rules! requests {
         impl Request<'_> {
             /// The name of the request with this opcode.
             pub fn name_of(opcode: u16) -> Option<&'static str> {
-                match number {
+                match opcode {
                     $($($number => Some(stringify!($name)),)*)*
                     _ => None,
                 }
@@ -485,7 +485,7 @@ mod tests {
             let is_immediate = matches!(any, Ok(Request::Immediate(_)));
             assert_eq!(any.is_ok(), call.is_ok() || is_immediate, "{number}");
             if let Ok(any) = any {
-                assert_eq!((any.number(), Some(any.name())), (number, Request::name_of(number)));
+                assert_eq!((any.opcode(), Some(any.name())), (number, Request::name_of(number)));
             }
         }
     }

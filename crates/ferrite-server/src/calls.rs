@@ -148,13 +148,13 @@ impl<'s> RequestHandler<'s> {
     /// Keeps an open file, and describes it.
     fn opened(&self, opened: Opened, mode: OpenMode, number: u64) -> Result<OpenedFile> {
         let attr = opened.attr;
-        let reported = self.reported(attr);
+        let node_attr = self.reported(attr);
         if let Err(error) = self.session.keep_file(number, opened.file, mode) {
             self.session.undo(self.id);
             return Err(error);
         }
         Ok(OpenedFile {
-            reported,
+            node_attr,
             created: opened.created,
             mac: self.file_mac(attr.ino, attr.generation, mode),
         })

@@ -62,7 +62,7 @@ fn one_entry(name: &[u8], next_cookie: u64, out: &mut Vec<u8>) {
         kind: FileKind::File,
         next_cookie,
         name,
-        reported: EntryInfo::Nothing(FsError::Stale),
+        info: EntryInfo::Nothing(FsError::Stale),
     }
     .put(out);
 }

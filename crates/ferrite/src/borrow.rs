@@ -8,16 +8,16 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use ferrite_vfs::FsError;
-use ferrite_vfs::buffers::lent::{Lent, Sent, send};
+use ferrite_vfs::buffers::borrowed::{Borrowed as InPlace, Sent, send};
 
 use crate::error::{Cause, Result};
 use crate::file::{File, Open, READ};
 
-/// Bytes of a file, lent for the length of a call.
+/// Bytes of a file, borrowed for the length of a call.
 pub struct Borrowed<'b>(Bytes<'b>);
 
 enum Bytes<'b> {
-    Lent(&'b Lent),
+    InPlace(&'b InPlace),
     Copied(&'b [u8]),
 }
 
@@ -25,7 +25,7 @@ impl Borrowed<'_> {
     /// How many bytes.
     pub fn len(&self) -> usize {
         match self.0 {
-            Bytes::Lent(lent) => lent.len(),
+            Bytes::InPlace(in_place) => in_place.len(),
             Bytes::Copied(bytes) => bytes.len(),
         }
     }
@@ -35,7 +35,7 @@ impl Borrowed<'_> {
         self.len() == 0
     }
 
-    /// Whether the file system could not lend them, and they were copied to memory of this process.
+    /// Whether the file system cannot lend them, and they were copied to memory of this process.
     pub fn is_copy(&self) -> bool {
         matches!(self.0, Bytes::Copied(_))
     }
@@ -44,7 +44,7 @@ impl Borrowed<'_> {
     /// stays in the processor's cache; there is no buffer as long as the bytes.
     pub fn for_each_chunk(&self, mut f: impl FnMut(&[u8])) {
         match self.0 {
-            Bytes::Lent(lent) => lent.for_each_chunk(&mut f),
+            Bytes::InPlace(in_place) => in_place.for_each_chunk(&mut f),
             Bytes::Copied(bytes) => bytes.chunks(ferrite_vfs::buffers::PAGE_BYTES).for_each(f),
         }
     }
@@ -52,7 +52,7 @@ impl Borrowed<'_> {
     /// Copies the bytes behind the first `skipped`, as many as `space` holds; returns how many.
     pub fn copy_to(&self, skipped: usize, space: &mut [u8]) -> usize {
         match self.0 {
-            Bytes::Lent(lent) => lent.copy(skipped, space),
+            Bytes::InPlace(in_place) => in_place.copy(skipped, space),
             Bytes::Copied(bytes) => {
                 let bytes = bytes.get(skipped..).unwrap_or_default();
                 let len = bytes.len().min(space.len());
@@ -73,7 +73,7 @@ impl Borrowed<'_> {
             return Ok(0);
         }
         match self.0 {
-            Bytes::Lent(lent) => send(socket, &[Sent::Lent(lent, skipped)]),
+            Bytes::InPlace(in_place) => send(socket, &[Sent::Borrowed(in_place, skipped)]),
             Bytes::Copied(bytes) => send(socket, &[Sent::Bytes(&bytes[skipped..])]),
         }
     }
@@ -125,12 +125,14 @@ impl File {
             if !open.readable {
                 return Err(FsError::BadHandle);
             }
-            let mut take = |lent: &Lent, _version| {
+            let mut take = |in_place: &InPlace, _version| {
                 if let Some(f) = f.take() {
-                    result = Some(f(&Borrowed(Bytes::Lent(lent))));
+                    result = Some(f(&Borrowed(Bytes::InPlace(in_place))));
                 }
             };
-            open.file.lend(open.ctx(), offset, len_bytes, &mut take).map(drop)
+            open.file
+                .read_borrowed(open.ctx(), offset, len_bytes, &mut take)
+                .map(drop)
         })?;
         match (result, f) {
             (Some(result), _) => Ok(result),

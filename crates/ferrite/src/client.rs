@@ -173,7 +173,7 @@ impl ClientOptions {
             .cache_bytes(self.cache_bytes);
         wanted.connect = self.connect_timeout.unwrap_or(wanted.connect);
         wanted.slots = self.changes_in_flight.unwrap_or(wanted.slots).max(1);
-        wanted.spin = self.busy_poll.unwrap_or(wanted.spin);
+        wanted.busy_poll = self.busy_poll.unwrap_or(wanted.busy_poll);
         RemoteVolume::open(address, &wanted)
     }
 }

@@ -69,7 +69,7 @@ pub(crate) const FIGURES: &[Figure] = &[
     hdpm_data::SCANS,
     rufs::REGISTERED,
     rufs::METADATA,
-    rufs::HOMES,
+    rufs::BACKENDS,
     rufs::LATENCY,
     rufs::SERVER_LATENCY,
     rufs::SMALL,

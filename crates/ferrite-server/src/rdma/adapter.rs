@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use ferrite_rnic::{Measured, Options, Peer, PendingClose, Rnic, Service, StartError};
+use ferrite_rnic::{ConnectRequest, End, Options, Peer, Rnic, Service, StartError};
 use ferrite_roce::memory::{APPEND_AT, Memory, RESERVE_AT};
 use ferrite_roce::requester::{Outcome, Request};
 use ferrite_roce::wire::cm::Mtu;
@@ -71,7 +71,7 @@ struct Inside<F> {
 }
 
 impl<F: Files> Service for Inside<F> {
-    fn accept(&self, measured: &Measured<'_>) -> std::result::Result<Vec<u8>, Vec<u8>> {
+    fn accept(&self, measured: &ConnectRequest<'_>) -> std::result::Result<Vec<u8>, Vec<u8>> {
         let mut sessions = self.sessions.lock();
         let pass = measured.private.first_chunk::<PASS_BYTES>();
         let session = pass.and_then(|pass| sessions.by_pass.get(pass).copied());
@@ -86,7 +86,7 @@ impl<F: Files> Service for Inside<F> {
         Ok(Vec::new())
     }
 
-    fn ended(&self, qpn: Qpn, end: PendingClose) {
+    fn ended(&self, qpn: Qpn, end: End) {
         tracing::info!(qpn, ?end, "an RDMA queue pair ended");
         let mut sessions = self.sessions.lock();
         for of_session in sessions.sessions.values_mut() {

@@ -3,7 +3,7 @@
 use ferrite_vfs::{FileSystem, ROOT_INO, SYSTEM};
 
 use super::test_bed::TestBed;
-use super::{BLOBS_GROUP, BLOBS_SYNC, FS_GROUP, FS_SYNC, HOMES_PANEL};
+use super::{BACKENDS_PANEL, BLOBS_GROUP, BLOBS_SYNC, FS_GROUP, FS_SYNC};
 use crate::data::{FigureData, point};
 use crate::error::LabError;
 use crate::figures::bars;
@@ -14,7 +14,7 @@ use crate::progress::Progress;
 
 pub(super) fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError> {
     progress.step("directories, then files");
-    let mut panel = bars(HOMES_PANEL, "operation", "throughput", "operations/s", true);
+    let mut panel = bars(BACKENDS_PANEL, "operation", "throughput", "operations/s", true);
     let mut test_bed = TestBed::new()?;
     let mut sides = Vec::new();
     for (name, in_directory, is_sync) in [

@@ -28,7 +28,7 @@ const SERVER: &str = "ferrite's NVMe engine";
 const SUBMITTED: &str = "ferrite's NVMe engine, submitted";
 #[cfg(feature = "nvme")]
 const RAW: &str = "the device alone";
-const HOMES_PANEL: &str = "Metadata operations, one at a time";
+const BACKENDS_PANEL: &str = "Metadata operations, one at a time";
 const FS_SYNC: &str = "directory of ext4, each commit synchronous";
 const FS_GROUP: &str = "directory of ext4, commits in groups";
 const BLOBS_SYNC: &str = "blob store, each commit synchronous";
@@ -132,7 +132,7 @@ fn run(id: &str, _plan: &Plan, _progress: &mut dyn Progress) -> Result<FigureDat
 
 /// More is better in all panels but that of latencies: the contender that must do more comes first.
 fn check_backends(data: &FigureData) -> Verdict {
-    let (mut judge, panel) = (Judge::default(), panel_of(data, HOMES_PANEL));
+    let (mut judge, panel) = (Judge::default(), panel_of(data, BACKENDS_PANEL));
     // The cost of synchronous commits, for either backend.
     for label in WRITING {
         judge.at_least(&panel, label, FS_GROUP, FS_SYNC, 1.1);

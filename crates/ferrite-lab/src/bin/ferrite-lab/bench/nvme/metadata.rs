@@ -1,6 +1,6 @@
-//! Rows about names, with both homes of the metadata: a directory of a kernel's file system, and a device of its own.
+//! Rows about names, with both backends of the metadata: a directory of a kernel's file system, and a device of its own.
 //!
-//! The peer is RocksDB alone in a home of the same kind: a transaction that puts the same values as a new file, and
+//! The peer is RocksDB alone in a backend of the same kind: a transaction that puts the same values as a new file, and
 //! waits until it is durable.
 
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_blob::device::uring::{Options as Opening, Reactor, Uring, Waiting};
 use ferrite_blob::{BlobStore, FormatOptions};
-use ferrite_meta::{Home, MetaStore, Options, RocksStore};
+use ferrite_meta::{Backend, MetaStore, Options, RocksStore};
 use ferrite_nvme::MetaBlobs;
 use ferrite_vfs::{FileSystem, Ino, ROOT_INO, SYSTEM, Start};
 
@@ -27,7 +27,7 @@ const VALUES: [usize; 2] = [120, 20];
 const SMALL_BYTES: usize = 8 << 10;
 
 /// Where RocksDB's files are, on both sides.
-struct Homes {
+struct Backends {
     name: &'static str,
     ours: PathBuf,
     theirs: RocksStore,
@@ -39,8 +39,8 @@ pub(super) fn run(bench: &Bench<'_>, out: &mut Output) -> Result<(), Failure> {
     if !NAMES[CONTENT_NAMES..].iter().any(|name| out.wants(name)) {
         return Ok(());
     }
-    in_home(bench, directories(bench)?, out)?;
-    in_home(bench, blobs(bench)?, out)
+    in_backend(bench, directories(bench)?, out)?;
+    in_backend(bench, blobs(bench)?, out)
 }
 
 fn options() -> Options {
@@ -54,7 +54,7 @@ fn of_store(error: impl std::fmt::Display) -> Failure {
     Failure::new(FAILED, error.to_string())
 }
 
-fn directories(bench: &Bench<'_>) -> Result<Homes, Failure> {
+fn directories(bench: &Bench<'_>) -> Result<Backends, Failure> {
     let mut mounts = Vec::new();
     let mut dirs = Vec::new();
     for name in ["ours", "theirs"] {
@@ -63,8 +63,8 @@ fn directories(bench: &Bench<'_>) -> Result<Homes, Failure> {
         dirs.push(base.join(format!("{name}-rocksdb")));
         mounts.extend(mount);
     }
-    let theirs = Home::Directory(dirs[1].clone());
-    Ok(Homes {
+    let theirs = Backend::Directory(dirs[1].clone());
+    Ok(Backends {
         name: "metadata in a directory",
         ours: dirs.swap_remove(0),
         theirs: RocksStore::open(theirs, &options()).map_err(of_store)?,
@@ -73,8 +73,11 @@ fn directories(bench: &Bench<'_>) -> Result<Homes, Failure> {
     })
 }
 
-fn blobs(bench: &Bench<'_>) -> Result<Homes, Failure> {
-    let devices = [bench.place.device("ours-home")?, bench.place.device("theirs-home")?];
+fn blobs(bench: &Bench<'_>) -> Result<Backends, Failure> {
+    let devices = [
+        bench.place.device("ours-backend")?,
+        bench.place.device("theirs-backend")?,
+    ];
     let reactor = Reactor::start(Waiting::Sleeping)?;
     let mut opening = Opening::default();
     opening.whole_pages = Some(true);
@@ -88,8 +91,8 @@ fn blobs(bench: &Bench<'_>) -> Result<Homes, Failure> {
     };
     BlobStore::format(&open()?, &identity).map_err(of_store)?;
     let blobs = MetaBlobs::open(Box::new(open()?)).map_err(of_store)?;
-    let theirs = RocksStore::open(Home::Blobs(Arc::new(blobs)), &options()).map_err(of_store)?;
-    Ok(Homes {
+    let theirs = RocksStore::open(Backend::Blobs(Arc::new(blobs)), &options()).map_err(of_store)?;
+    Ok(Backends {
         name: "metadata on a device",
         ours: devices[0].path.clone(),
         theirs,
@@ -137,10 +140,13 @@ impl Files<'_> {
     }
 }
 
-fn in_home(bench: &Bench<'_>, homes: Homes, out: &mut Output) -> Result<(), Failure> {
+fn in_backend(bench: &Bench<'_>, backends: Backends, out: &mut Output) -> Result<(), Failure> {
     let data = bench.place.device("names-data")?;
-    let config = bench.place.dir().join(format!("{}.toml", homes.name.replace(' ', "-")));
-    let open = Open::make(&config, &homes.ours, &data.path, false)?;
+    let config = bench
+        .place
+        .dir()
+        .join(format!("{}.toml", backends.name.replace(' ', "-")));
+    let open = Open::make(&config, &backends.ours, &data.path, false)?;
     let mut dir = ROOT_INO;
     for name in [&b"a"[..], b"b", b"c"] {
         dir = open.fs.mkdir(SYSTEM, dir, name, 0o755)?.ino;
@@ -151,7 +157,7 @@ fn in_home(bench: &Bench<'_>, homes: Homes, out: &mut Output) -> Result<(), Fail
         next: AtomicU64::new(0),
     };
     let contest = |name, against, threads| Contest {
-        contents: Some(homes.name.into()),
+        contents: Some(backends.name.into()),
         ..bench.contest(name, against, threads)
     };
     let count = bench.count(8);
@@ -160,7 +166,7 @@ fn in_home(bench: &Bench<'_>, homes: Homes, out: &mut Output) -> Result<(), Fail
         timed(count, || {
             (0..count).try_for_each(|_| {
                 number += 1;
-                let mut txn = homes.theirs.begin();
+                let mut txn = backends.theirs.begin();
                 for (kind, &len) in values.iter().enumerate() {
                     let key = [&[kind as u8][..], &number.to_be_bytes()].concat();
                     txn.put(&key, &vec![1; len]).map_err(of_store)?;
@@ -193,15 +199,21 @@ fn in_home(bench: &Bench<'_>, homes: Homes, out: &mut Output) -> Result<(), Fail
     };
     let theirs = &mut || transactions(&[VALUES[0], VALUES[1], SMALL_BYTES]);
     contest("nvme_small_file", "one transaction", 1).run(small, theirs, out)?;
-    stat(bench, &files, &homes, &data, out)
+    stat(bench, &files, &backends, &data, out)
 }
 
 /// A path of depth 4, of a file among others; looking it up must not read a device.
-fn stat(bench: &Bench<'_>, files: &Files<'_>, homes: &Homes, data: &Device, out: &mut Output) -> Result<(), Failure> {
+fn stat(
+    bench: &Bench<'_>,
+    files: &Files<'_>,
+    backends: &Backends,
+    data: &Device,
+    out: &mut Output,
+) -> Result<(), Failure> {
     let names = 1000;
     (0..names).try_for_each(|name| files.create(1 << 40 | name))?;
-    let mounted = homes._mounts.iter().map(|mount| &mount.device);
-    let devices: Vec<&Device> = mounted.chain(&homes.devices).chain([data]).collect();
+    let mounted = backends._mounts.iter().map(|mount| &mount.device);
+    let devices: Vec<&Device> = mounted.chain(&backends.devices).chain([data]).collect();
     let reads = || devices.iter().filter_map(|device| device.reads()).sum::<u64>();
     let start = Start {
         root: ROOT_INO,
@@ -228,7 +240,7 @@ fn stat(bench: &Bench<'_>, files: &Files<'_>, homes: &Homes, data: &Device, out:
         ours()?;
         fewest = fewest.min(reads() - before);
     }
-    let contents = format!("{}; {fewest} device reads", homes.name);
+    let contents = format!("{}; {fewest} device reads", backends.name);
     let contest = Contest {
         contents: Some(contents),
         ..bench.contest("nvme_stat", "15 us", 1)
