@@ -292,7 +292,7 @@ fn what_an_older_daemon_answers_is_understood() {
     let dir = tempfile::tempdir().unwrap();
     let pool = dir.path().join("pool");
     mkfs(&pool, &["--size", "16M"]);
-    let volume = Address::of_pool(&pool).open(&ferrite::MountOptions::inspect()).unwrap();
+    let volume = Address::of_pool(&pool).open(ferrite::MountOptions::inspect()).unwrap();
     let answer = serde_json::to_value(volume.info().unwrap()).unwrap();
     let mut older = answer.as_object().unwrap().clone();
     older.retain(|field, _| FROM_THE_BEGINNING.contains(&field.as_str()));

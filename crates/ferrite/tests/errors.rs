@@ -232,7 +232,7 @@ fn an_address_leads_to_its_engine_or_says_why_not() {
         ));
         fs.close().unwrap();
     }
-    let inspecting = Fs::open_volume_with(&path, &MountOptions::inspect()).unwrap();
+    let inspecting = Fs::open_volume_with(&path, MountOptions::inspect()).unwrap();
     assert_eq!(
         inspecting.write("/f", "x").unwrap_err().raw_os_error(),
         Some(libc::EROFS)

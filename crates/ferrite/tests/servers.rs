@@ -50,7 +50,7 @@ fn an_export_that_is_opened_read_only_is_not_changed() {
         assert!(volume.is_read_only(), "{name}");
     }
     let volume = Address::parse(format!("{address}/data")).unwrap();
-    assert!(!volume.open(&MountOptions::default()).unwrap().is_read_only());
+    assert!(!volume.open(MountOptions::default()).unwrap().is_read_only());
 }
 
 /// An option without effect is refused, and named.
@@ -70,12 +70,12 @@ fn options_of_pools_are_refused() {
         ("cow_only", default().cow_only(true)),
         ("keep_orphans", default().keep_orphans(true)),
     ] {
-        let error = Fs::open_volume_with(format!("{address}/data"), &options).expect_err(name);
+        let error = Fs::open_volume_with(format!("{address}/data"), options).expect_err(name);
         assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput, "{error}");
         let said = error.to_string();
         assert!(said.contains(name) && said.contains("omit"), "{said}");
     }
-    Fs::open_volume_with(format!("{address}/data"), &MountOptions::inspect()).unwrap();
+    Fs::open_volume_with(format!("{address}/data"), MountOptions::inspect()).unwrap();
 }
 
 /// A key is as good in the options as in the address, and no option is given in both.

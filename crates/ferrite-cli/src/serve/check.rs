@@ -14,7 +14,7 @@ pub(super) fn problems(plan: &Plan) -> Vec<Problem> {
 
 fn of_pool(pool: &Pool) -> Vec<Problem> {
     let path = pool.address.path();
-    let volume = match pool.address.open(&MountOptions::inspect()) {
+    let volume = match pool.address.open(MountOptions::inspect()) {
         Ok(volume) => volume,
         // Most likely open in the server that this file is for. Its owner has found it to be a pool.
         Err(error) if matches!(error.kind(), VolumeErrorKind::InUse { .. }) => return Vec::new(),
