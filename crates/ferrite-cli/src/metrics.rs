@@ -275,8 +275,13 @@ fn encoded(families: Vec<MetricFamily>) -> String {
     let text = TextEncoder::new().encode_to_string(&full);
     let mut text = text.expect("every family has a name and values");
     for family in empty {
-        let (name, kind) = (family.name(), format!("{:?}", family.get_field_type()).to_lowercase());
-        text.push_str(&format!("# HELP {name} {}\n# TYPE {name} {kind}\n", family.help()));
+        let kind = match family.get_field_type() {
+            MetricType::COUNTER => "counter",
+            MetricType::HISTOGRAM => "histogram",
+            _ => "gauge",
+        };
+        let (name, help) = (family.name(), family.help());
+        text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
     }
     text
 }

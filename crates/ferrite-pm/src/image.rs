@@ -20,7 +20,7 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use crate::error::PmError;
-use crate::map::MappedMemory;
+use crate::map::{MappedMemory, Recycler};
 
 const PAGE: usize = 4096;
 /// Memory kept of regions that ended, per image: as many as threads try one.
@@ -113,10 +113,10 @@ impl Image {
                 (mapping, Pages::new(self.len()))
             }
         };
-        mapping.lease = Some(Lease {
+        mapping.recycler = Some(Box::new(Lease {
             image: self.clone(),
             differs,
-        });
+        }));
         Ok(mapping)
     }
 
@@ -176,21 +176,19 @@ impl Shared {
     }
 }
 
-/// What a region's memory knows of the image that it was made of.
-pub(crate) struct Lease {
+/// The image that a region's memory was made of, and the pages that differ from it.
+struct Lease {
     image: Image,
     differs: Pages,
 }
 
-impl Lease {
-    /// A store of `len` bytes, which may be 0, at `offset`. Before the region ends.
-    pub(crate) fn note(&self, offset: u64, len: u64) {
+impl Recycler for Lease {
+    fn note(&self, offset: u64, len: u64) {
         self.differs.note(offset, len);
     }
 
-    /// Keeps the memory of a region that has ended for the next, or unmaps it.
-    pub(crate) fn give_back(self, mapping: MappedMemory) {
-        let Lease { image, differs } = self;
+    fn give_back(self: Box<Self>, mapping: MappedMemory) {
+        let Lease { image, differs } = *self;
         let mut spares = image.0.spares.lock();
         if spares.len() < SPARES_MAX {
             spares.push(Spare { mapping, differs });

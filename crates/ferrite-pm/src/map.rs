@@ -14,7 +14,6 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::creation::PoolCreation;
 use crate::error::PmError;
 use crate::holder;
-use crate::image::Lease;
 use crate::medium::{self, Detected, Medium};
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -35,6 +34,15 @@ pub enum Access {
     ReadOnlyPrivate,
 }
 
+/// Uses memory again after its region has ended.
+pub(crate) trait Recycler: Send + Sync {
+    /// A store of `len` bytes, which may be 0, at `offset`. Before the region ends.
+    fn note(&self, offset: u64, len: u64);
+
+    /// Keeps the memory of a region that has ended for the next, or unmaps it.
+    fn give_back(self: Box<Self>, mapping: MappedMemory);
+}
+
 /// A live mapping; unmapped when dropped.
 pub(crate) struct MappedMemory {
     base: *mut u8,
@@ -48,8 +56,8 @@ pub(crate) struct MappedMemory {
     pub(crate) page_bytes: u64,
     /// It is read-only: the fault handler copies chunks on the first store.
     pub(crate) is_to_be_copied: bool,
-    /// The image that it was made of, which gets it back.
-    pub(crate) lease: Option<Lease>,
+    /// Takes it when the region has ended.
+    pub(crate) recycler: Option<Box<dyn Recycler>>,
 }
 
 // SAFETY: the mapping is plain memory that belongs to this value; access to its bytes is by atomics, or by copies
@@ -98,7 +106,7 @@ impl MappedMemory {
             medium: Medium::Anonymous,
             page_bytes: HUGE_PAGE_BYTES as u64,
             is_to_be_copied: false,
-            lease: None,
+            recycler: None,
         })
     }
 
@@ -165,7 +173,7 @@ impl MappedMemory {
             medium,
             page_bytes,
             is_to_be_copied: is_private && found.is_device,
-            lease: None,
+            recycler: None,
         })
     }
 
@@ -248,8 +256,8 @@ impl MappedMemory {
 
 impl Drop for MappedMemory {
     fn drop(&mut self) {
-        if let Some(lease) = self.lease.take() {
-            return lease.give_back(MappedMemory {
+        if let Some(recycler) = self.recycler.take() {
+            return recycler.give_back(MappedMemory {
                 base: self.base,
                 len: self.len,
                 outer: self.outer,
@@ -258,7 +266,7 @@ impl Drop for MappedMemory {
                 medium: self.medium,
                 page_bytes: self.page_bytes,
                 is_to_be_copied: self.is_to_be_copied,
-                lease: None,
+                recycler: None,
             });
         }
         // SAFETY: the whole mapping of this value, which ends together with all borrows of it.

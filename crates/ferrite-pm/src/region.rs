@@ -574,8 +574,8 @@ impl Region {
     /// Notes a store of `len` bytes for the image that the memory was made of.
     #[cold]
     fn note(&self, offset: u64, len: u64) {
-        if let Some(lease) = &self.mapping.lease {
-            lease.note(offset, len);
+        if let Some(recycler) = &self.mapping.recycler {
+            recycler.note(offset, len);
         }
     }
 

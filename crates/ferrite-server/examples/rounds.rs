@@ -1,5 +1,5 @@
 //! The cost of operations on a server in the same process, over TCP and over a provider of fabrics:
-//! `cargo run -p ferrite-server --features fabric --example rounds -- shm`. A second argument is the address of this host
+//! `cargo run -p ferrite-server --features fabric --example rounds -- shm`. A second argument is this host's address
 //! to use, a third the number of operations. The engine is in memory, so that the transport is most of the cost.
 //! `ferrite-lab bench net` measures TCP with more care.
 

@@ -1,7 +1,7 @@
 //! Replies to requests: the one place that encodes them.
 //!
-//! Contents: [`put`] and [`put_reply`], for a result that is complete when it is encoded; [`begin_reply`], for a reply whose
-//! content goes into its frame piece by piece; results that only a server encodes ([`Bytes`], [`Names`]).
+//! Contents: [`put`] and [`put_reply`], for a result that is complete when it is encoded; [`begin_reply`], for a reply
+//! whose content goes into its frame piece by piece; results that only a server encodes ([`Bytes`], [`Names`]).
 
 use ferrite_transport::send_queue::{Frame, SendQueue};
 use ferrite_vfs::Result;

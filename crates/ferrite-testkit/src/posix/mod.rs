@@ -61,7 +61,7 @@ const LARGE: &[&str] = &[
 const TOO_FEW_INODES: &str = "too few inodes";
 
 impl Case {
-    /// Whether it needs more than 4,000 inodes, or names for as many. An engine with fewer is made and checked far quicker.
+    /// Whether it needs more than 4,000 inodes, or names for as many. An engine with fewer is made and checked faster.
     pub fn is_large(&self) -> bool {
         LARGE.contains(&self.name)
     }

@@ -1,4 +1,4 @@
-//! Rows about names, with both backends of the metadata: a directory of a kernel's file system, and a device of its own.
+//! Rows about names, with both backends of the metadata: a directory of the kernel, and a device of its own.
 //!
 //! The peer is RocksDB alone in a backend of the same kind: a transaction that puts the same values as a new file, and
 //! waits until it is durable.
