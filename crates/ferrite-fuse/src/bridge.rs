@@ -3,7 +3,8 @@
 //! One callback, one call of [`Service`]. With rings only `INIT`, `FORGET` and requests from before the rings arrive
 //! here; the kernel never says which transport a request will take, so all are understood.
 //!
-//! Invariant: each request that may change something goes through `change!`, so that a freeze holds it back.
+//! Invariant: each request that may change something goes through [`Bridge::change`] or [`when_open`], so that a
+//! freeze holds it back.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -26,7 +27,7 @@ use crate::locks::{Requester, Wire};
 use crate::ring::{MAX_WRITE_BYTES, Rings};
 use crate::service::{Entry, Known, Response, Service};
 use crate::space::{Change, RetryTimeout, go_on, is_no_space, when_open};
-use crate::spare::Spare;
+use crate::spare::{Busy, Spare};
 
 thread_local! {
     /// The buffer for the data of reads.
@@ -42,67 +43,6 @@ pub(crate) struct Bridge {
 
 fn ctx(req: &Request) -> ferrite_vfs::Ctx {
     caller::ctx(req.pid(), req.uid(), req.gid())
-}
-
-/// Makes a change with `$make`, and replies with `$reply`: at once, when the mount is thawed, when there is space, or
-/// on a spare thread ([`crate::spare`]). Arguments borrowed from the request are named, and copied if the change has to
-/// wait.
-macro_rules! change {
-    ($this:ident, [$($borrowed:ident),*], |$service:ident| $make:expr, |$made:pat_param| $reply:expr) => {{
-        let busy = $this.service.spare().map(Spare::enter);
-        let owed = busy.as_ref().is_none_or(|busy| !busy.is_last());
-        let $service = &*$this.service;
-        let tried = owed.then(|| $service.freeze_barrier().pass().map(|_passage| $make)).flatten();
-        let reply = takes(&tried, move |$made| $reply);
-        match tried {
-            Some(made) if !is_no_space(&made) => reply(made),
-            tried => {
-                $(let $borrowed = $borrowed.to_owned();)*
-                let was_tried = tried.is_some();
-                let make = move |$service: &Service| {
-                    $(let $borrowed = &*$borrowed;)*
-                    $make
-                };
-                let (service, timeout) = (Arc::clone(&$this.service), RetryTimeout::default());
-                let change = Change::new(tried, make, reply);
-                match ($this.service.spare(), was_tried) {
-                    (_, true) => go_on(service, change, timeout),
-                    (Some(spare), false) if !owed => spare.pass_on(move || when_open(service, change, timeout)),
-                    (_, false) => when_open(service, change, timeout),
-                }
-            }
-        }
-    }};
-}
-
-/// Calls the engine with `$ask`, and replies with `$reply`: at once, or on a spare thread. As for [`change!`].
-macro_rules! ask {
-    ($this:ident, [$($borrowed:ident),*], |$service:ident| $ask:expr, |$response:pat_param| $reply:expr) => {{
-        match $this.service.spare().map(|spare| (spare, spare.enter())) {
-            Some((spare, busy)) if busy.is_last() => {
-                $(let $borrowed = $borrowed.to_owned();)*
-                let service = Arc::clone(&$this.service);
-                spare.pass_on(move || {
-                    $(let $borrowed = &*$borrowed;)*
-                    let $service = &*service;
-                    then($ask, move |$response| $reply);
-                });
-            }
-            _busy => {
-                let $service = &*$this.service;
-                then($ask, move |$response| $reply);
-            }
-        }
-    }};
-}
-
-fn then<T>(response: Response<T>, reply: impl FnOnce(Response<T>)) {
-    reply(response);
-}
-
-/// Tells the compiler early the argument type of `reply`.
-fn takes<T, R: FnOnce(Response<T>)>(_tried: &Option<Response<T>>, reply: R) -> R {
-    reply
 }
 
 /// Replies with an error, or with `$ok` of the value.
@@ -134,6 +74,54 @@ fn reply_xattr(reply: ReplyXattr, size: u32, response: Response<Vec<u8>>) {
 impl Bridge {
     pub(crate) fn new(service: Arc<Service>, rings: Option<Arc<Rings>>) -> Self {
         Bridge { service, rings }
+    }
+
+    /// Makes a change, and replies: at once, when the mount is thawed, when there is space, or on a spare thread
+    /// ([`crate::spare`]). The bytes borrowed from the request are copied only if the change has to wait.
+    fn change<const N: usize, T: Send + 'static>(
+        &self,
+        borrowed: [&[u8]; N],
+        make: impl Fn(&Service, [&[u8]; N]) -> Response<T> + Send + 'static,
+        reply: impl FnOnce(Response<T>) + Send + 'static,
+    ) {
+        let service = &self.service;
+        let busy = service.spare().map(Spare::enter);
+        let is_last_reader = busy.as_ref().is_some_and(Busy::is_last);
+        let tried = match is_last_reader {
+            true => None,
+            false => service.freeze_barrier().pass().map(|_passage| make(service, borrowed)),
+        };
+        let was_tried = match tried {
+            Some(made) if !is_no_space(&made) => return reply(made),
+            Some(_) => true,
+            None => false,
+        };
+        let owned = borrowed.map(<[u8]>::to_vec);
+        let make = move |service: &Service| make(service, owned.each_ref().map(Vec::as_slice));
+        let (change, timeout) = (Change::new(tried, make, reply), RetryTimeout::default());
+        let later = Arc::clone(service);
+        match service.spare() {
+            _ if was_tried => go_on(later, change, timeout),
+            Some(spare) if is_last_reader => spare.pass_on(move || when_open(later, change, timeout)),
+            _ => when_open(later, change, timeout),
+        }
+    }
+
+    /// Calls the engine, and replies: at once, or on a spare thread. As for [`Self::change`].
+    fn ask<const N: usize, T>(
+        &self,
+        borrowed: [&[u8]; N],
+        ask: impl FnOnce(&Service, [&[u8]; N]) -> Response<T> + Send + 'static,
+        reply: impl FnOnce(Response<T>) + Send + 'static,
+    ) {
+        match self.service.spare().map(|spare| (spare, spare.enter())) {
+            Some((spare, busy)) if busy.is_last() => {
+                let owned = borrowed.map(<[u8]>::to_vec);
+                let service = Arc::clone(&self.service);
+                spare.pass_on(move || reply(ask(&service, owned.each_ref().map(Vec::as_slice))));
+            }
+            _busy => reply(ask(&self.service, borrowed)),
+        }
     }
 }
 
@@ -186,23 +174,21 @@ impl Filesystem for Bridge {
 
     fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let ctx = ctx(req);
-        ask!(
-            self,
-            [name],
-            |service| service.lookup(&ctx, parent.0, name.as_bytes()),
-            |found| reply_entry(reply, found)
+        self.ask(
+            [name.as_bytes()],
+            move |service, [name]| service.lookup(&ctx, parent.0, name),
+            move |found| reply_entry(reply, found),
         );
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
-        change!(
-            self,
+        self.change(
             [],
-            |service| {
+            move |service, []| {
                 service.forget(ino.0, nlookup);
                 Ok(())
             },
-            |_made| ()
+            move |_made| (),
         );
     }
 
@@ -215,9 +201,7 @@ impl Filesystem for Bridge {
             // This reply comes soon, whatever the engine does.
             return show(self.service.getattr(&ctx, ino.0));
         }
-        ask!(self, [], |service| service.getattr(&ctx, ino.0), |response| show(
-            response
-        ));
+        self.ask([], move |service, []| service.getattr(&ctx, ino.0), show);
     }
 
     fn setattr(
@@ -248,23 +232,23 @@ impl Filesystem for Bridge {
             mtime: mtime.map(set_time),
             kill_priv: false,
         };
-        change!(
-            self,
+        self.change(
             [],
-            |service| service.setattr(&ctx, ino.0, fh.map(|fh| fh.0), &set),
-            |made| respond!(reply, made, known => {
-                reply.attr(&known.attr_validity.duration(), &file_attr(&known.attr));
-            })
+            move |service, []| service.setattr(&ctx, ino.0, fh.map(|fh| fh.0), &set),
+            move |made| {
+                respond!(reply, made, known => {
+                    reply.attr(&known.attr_validity.duration(), &file_attr(&known.attr));
+                })
+            },
         );
     }
 
     fn readlink(&self, req: &Request, ino: INodeNo, reply: ReplyData) {
         let ctx = ctx(req);
-        ask!(
-            self,
+        self.ask(
             [],
-            |service| service.readlink(&ctx, ino.0),
-            |response| respond!(reply, response, target => reply.data(&target))
+            move |service, []| service.readlink(&ctx, ino.0),
+            move |response| respond!(reply, response, target => reply.data(&target)),
         );
     }
 
@@ -279,52 +263,47 @@ impl Filesystem for Bridge {
         reply: ReplyEntry,
     ) {
         let ctx = ctx(req);
-        change!(
-            self,
-            [name],
-            |service| service.mknod(&ctx, (parent.0, name.as_bytes()), mode, rdev),
-            |made| reply_entry(reply, made)
+        self.change(
+            [name.as_bytes()],
+            move |service, [name]| service.mknod(&ctx, (parent.0, name), mode, rdev),
+            move |made| reply_entry(reply, made),
         );
     }
 
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
         let ctx = ctx(req);
-        change!(
-            self,
-            [name],
-            |service| service.mkdir(&ctx, parent.0, name.as_bytes(), mode),
-            |made| reply_entry(reply, made)
+        self.change(
+            [name.as_bytes()],
+            move |service, [name]| service.mkdir(&ctx, parent.0, name, mode),
+            move |made| reply_entry(reply, made),
         );
     }
 
     fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let ctx = ctx(req);
-        change!(
-            self,
-            [name],
-            |service| service.unlink(&ctx, parent.0, name.as_bytes()),
-            |made| respond!(reply, made, () => reply.ok())
+        self.change(
+            [name.as_bytes()],
+            move |service, [name]| service.unlink(&ctx, parent.0, name),
+            move |made| respond!(reply, made, () => reply.ok()),
         );
     }
 
     fn rmdir(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let ctx = ctx(req);
-        change!(
-            self,
-            [name],
-            |service| service.rmdir(&ctx, parent.0, name.as_bytes()),
-            |made| respond!(reply, made, () => reply.ok())
+        self.change(
+            [name.as_bytes()],
+            move |service, [name]| service.rmdir(&ctx, parent.0, name),
+            move |made| respond!(reply, made, () => reply.ok()),
         );
     }
 
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let target = target.as_os_str().as_bytes();
         let ctx = ctx(req);
-        change!(
-            self,
-            [name, target],
-            |service| service.symlink(&ctx, parent.0, name.as_bytes(), target),
-            |made| reply_entry(reply, made)
+        self.change(
+            [name.as_bytes(), target],
+            move |service, [name, target]| service.symlink(&ctx, parent.0, name, target),
+            move |made| reply_entry(reply, made),
         );
     }
 
@@ -339,34 +318,31 @@ impl Filesystem for Bridge {
         reply: ReplyEmpty,
     ) {
         let ctx = ctx(req);
-        change!(
-            self,
-            [name, newname],
-            |service| {
-                let (from, to) = ((parent.0, name.as_bytes()), (newparent.0, newname.as_bytes()));
+        self.change(
+            [name.as_bytes(), newname.as_bytes()],
+            move |service, [name, newname]| {
+                let (from, to) = ((parent.0, name), (newparent.0, newname));
                 service.rename(&ctx, from, to, flags.bits())
             },
-            |made| respond!(reply, made, () => reply.ok())
+            move |made| respond!(reply, made, () => reply.ok()),
         );
     }
 
     fn link(&self, req: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
         let ctx = ctx(req);
-        change!(
-            self,
-            [newname],
-            |service| service.link(&ctx, ino.0, newparent.0, newname.as_bytes()),
-            |made| reply_entry(reply, made)
+        self.change(
+            [newname.as_bytes()],
+            move |service, [newname]| service.link(&ctx, ino.0, newparent.0, newname),
+            move |made| reply_entry(reply, made),
         );
     }
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let ctx = ctx(req);
-        ask!(
-            self,
+        self.ask(
             [],
-            |service| service.open(&ctx, ino.0, flags.0),
-            |response| respond!(reply, response, opened => reply.opened(FileHandle(opened.fh), opened.flags))
+            move |service, []| service.open(&ctx, ino.0, flags.0),
+            move |response| respond!(reply, response, opened => reply.opened(FileHandle(opened.fh), opened.flags)),
         );
     }
 
@@ -381,15 +357,16 @@ impl Filesystem for Bridge {
         reply: ReplyCreate,
     ) {
         let ctx = ctx(req);
-        change!(
-            self,
-            [name],
-            |service| service.create(&ctx, (parent.0, name.as_bytes()), mode, flags),
-            |made| respond!(reply, made, (known, opened) => {
-                let generation = Generation(u64::from(known.attr.generation));
-                let fh = FileHandle(opened.fh);
-                reply.created(&known.attr_validity.duration(), &file_attr(&known.attr), generation, fh, opened.flags);
-            })
+        self.change(
+            [name.as_bytes()],
+            move |service, [name]| service.create(&ctx, (parent.0, name), mode, flags),
+            move |made| {
+                respond!(reply, made, (known, opened) => {
+                    let generation = Generation(u64::from(known.attr.generation));
+                    let fh = FileHandle(opened.fh);
+                    reply.created(&known.attr_validity.duration(), &file_attr(&known.attr), generation, fh, opened.flags);
+                })
+            },
         );
     }
 
@@ -415,7 +392,7 @@ impl Filesystem for Bridge {
             });
             Ok(())
         };
-        ask!(self, [], |service| read(service), |_response| ());
+        self.ask([], move |service, []| read(service), move |_response| ());
     }
 
     fn write(
@@ -431,21 +408,19 @@ impl Filesystem for Bridge {
         reply: ReplyWrite,
     ) {
         let ctx = ctx(req);
-        change!(
-            self,
+        self.change(
             [data],
-            |service| service.write(&ctx, (fh.0, offset), data, write_flags, flags.0),
-            |made| respond!(reply, made, written => reply.written(written))
+            move |service, [data]| service.write(&ctx, (fh.0, offset), data, write_flags, flags.0),
+            move |made| respond!(reply, made, written => reply.written(written)),
         );
     }
 
     fn flush(&self, req: &Request, ino: INodeNo, fh: FileHandle, lock_owner: LockOwner, reply: ReplyEmpty) {
         let ctx = ctx(req);
-        ask!(
-            self,
+        self.ask(
             [],
-            |service| service.flush(&ctx, ino.0, fh.0, lock_owner.0),
-            |response| respond!(reply, response, () => reply.ok())
+            move |service, []| service.flush(&ctx, ino.0, fh.0, lock_owner.0),
+            move |response| respond!(reply, response, () => reply.ok()),
         );
     }
 
@@ -463,11 +438,10 @@ impl Filesystem for Bridge {
     ) {
         let wanted = Wire { start, last, kind, pid };
         let ctx = ctx(req);
-        ask!(
-            self,
+        self.ask(
             [],
-            |service| service.getlk(&ctx, ino.0, lock_owner.0, wanted),
-            |response| respond!(reply, response, found => reply.locked(found.start, found.last, found.kind, found.pid))
+            move |service, []| service.getlk(&ctx, ino.0, lock_owner.0, wanted),
+            move |response| respond!(reply, response, found => reply.locked(found.start, found.last, found.kind, found.pid)),
         );
     }
 
@@ -495,7 +469,7 @@ impl Filesystem for Bridge {
             service.setlk((ino.0, fh.0), lock_owner.0, wanted, requester, done);
             Ok(())
         };
-        ask!(self, [], |service| set(service), |_response| ());
+        self.ask([], move |service, []| set(service), move |_response| ());
     }
 
     fn release(
@@ -519,26 +493,24 @@ impl Filesystem for Bridge {
             Ok(())
         };
         let service = Arc::clone(&self.service);
-        ask!(self, [], |_service| release(&service), |_response| ());
+        self.ask([], move |_service, []| release(&service), move |_response| ());
     }
 
     fn fsync(&self, req: &Request, _ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
         let ctx = ctx(req);
-        ask!(
-            self,
+        self.ask(
             [],
-            |service| service.fsync(&ctx, fh.0),
-            |response| respond!(reply, response, () => reply.ok())
+            move |service, []| service.fsync(&ctx, fh.0),
+            move |response| respond!(reply, response, () => reply.ok()),
         );
     }
 
     fn fsyncdir(&self, req: &Request, _ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
         let ctx = ctx(req);
-        ask!(
-            self,
+        self.ask(
             [],
-            |service| service.fsyncdir(&ctx),
-            |response| respond!(reply, response, () => reply.ok())
+            move |service, []| service.fsyncdir(&ctx),
+            move |response| respond!(reply, response, () => reply.ok()),
         );
     }
 
@@ -557,7 +529,7 @@ impl Filesystem for Bridge {
             respond!(reply, listed, () => reply.ok());
             Ok(())
         };
-        ask!(self, [], |service| list(service), |_response| ());
+        self.ask([], move |service, []| list(service), move |_response| ());
     }
 
     fn readdirplus(&self, req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
@@ -579,7 +551,7 @@ impl Filesystem for Bridge {
             respond!(reply, listed, () => reply.ok());
             Ok(())
         };
-        ask!(self, [], |service| list(service), |_response| ());
+        self.ask([], move |service, []| list(service), move |_response| ());
     }
 
     fn statfs(&self, req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
@@ -606,38 +578,37 @@ impl Filesystem for Bridge {
         reply: ReplyEmpty,
     ) {
         let ctx = ctx(req);
-        change!(
-            self,
-            [name, value],
-            |service| service.setxattr(&ctx, ino.0, name.as_bytes(), value, flags),
-            |made| respond!(reply, made, () => reply.ok())
+        self.change(
+            [name.as_bytes(), value],
+            move |service, [name, value]| service.setxattr(&ctx, ino.0, name, value, flags),
+            move |made| respond!(reply, made, () => reply.ok()),
         );
     }
 
     fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         let ctx = ctx(req);
-        ask!(
-            self,
-            [name],
-            |service| service.getxattr(&ctx, ino.0, name.as_bytes()),
-            |response| reply_xattr(reply, size, response)
+        self.ask(
+            [name.as_bytes()],
+            move |service, [name]| service.getxattr(&ctx, ino.0, name),
+            move |response| reply_xattr(reply, size, response),
         );
     }
 
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let ctx = ctx(req);
-        ask!(self, [], |service| service.listxattr(&ctx, ino.0), |response| {
-            reply_xattr(reply, size, response)
-        });
+        self.ask(
+            [],
+            move |service, []| service.listxattr(&ctx, ino.0),
+            move |response| reply_xattr(reply, size, response),
+        );
     }
 
     fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let ctx = ctx(req);
-        change!(
-            self,
-            [name],
-            |service| service.removexattr(&ctx, ino.0, name.as_bytes()),
-            |made| respond!(reply, made, () => reply.ok())
+        self.change(
+            [name.as_bytes()],
+            move |service, [name]| service.removexattr(&ctx, ino.0, name),
+            move |made| respond!(reply, made, () => reply.ok()),
         );
     }
 
@@ -652,11 +623,10 @@ impl Filesystem for Bridge {
         reply: ReplyEmpty,
     ) {
         let ctx = ctx(req);
-        change!(
-            self,
+        self.change(
             [],
-            |service| service.fallocate(&ctx, fh.0, offset, length, mode),
-            |made| respond!(reply, made, () => reply.ok())
+            move |service, []| service.fallocate(&ctx, fh.0, offset, length, mode),
+            move |made| respond!(reply, made, () => reply.ok()),
         );
     }
 
@@ -677,11 +647,10 @@ impl Filesystem for Bridge {
 
     fn lseek(&self, req: &Request, _ino: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
         let ctx = ctx(req);
-        ask!(
-            self,
+        self.ask(
             [],
-            |service| service.lseek(&ctx, fh.0, offset, whence),
-            |response| respond!(reply, response, offset => reply.offset(offset as i64))
+            move |service, []| service.lseek(&ctx, fh.0, offset, whence),
+            move |response| respond!(reply, response, offset => reply.offset(offset as i64)),
         );
     }
 }

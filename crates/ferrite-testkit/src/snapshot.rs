@@ -70,7 +70,7 @@ impl Snapshot {
             }
             // A second name of an inode is identified by `first_path`; its content is compared there.
             let pages = if attr.kind == FileKind::File && first_path == path {
-                pages(fs, ino, attr.size, &mut buffer)?
+                pages(fs, ino, &mut buffer)?
             } else {
                 BTreeMap::new()
             };
@@ -145,8 +145,8 @@ const PAGE: usize = 4096;
 /// Pages that one call reads.
 const PAGES_AT_ONCE: usize = 64;
 
-/// The pages of a file of about `size` bytes. `buffer` is for reuse.
-fn pages(fs: &dyn FileSystem, ino: Ino, size: u64, buffer: &mut Vec<u8>) -> Result<BTreeMap<u64, u64>> {
+/// The pages of a file. `buffer` is for reuse: most snapshots are of a few small files.
+fn pages(fs: &dyn FileSystem, ino: Ino, buffer: &mut Vec<u8>) -> Result<BTreeMap<u64, u64>> {
     let file = fs.open(
         SYSTEM,
         ino,
@@ -156,11 +156,7 @@ fn pages(fs: &dyn FileSystem, ino: Ino, size: u64, buffer: &mut Vec<u8>) -> Resu
         },
     )?;
     let mut pages = BTreeMap::new();
-    // Most files are small, and most snapshots are of a few small files.
-    let wanted = (size as usize / PAGE + 1).min(PAGES_AT_ONCE) * PAGE;
-    if buffer.len() < wanted {
-        buffer.resize(wanted, 0);
-    }
+    buffer.resize(PAGES_AT_ONCE * PAGE, 0);
     let mut at = 0;
     loop {
         at = match file.seek_data(SYSTEM, at) {
