@@ -1,7 +1,8 @@
 //! Requests that the receiving thread handles: about the connection, and what the session waits for.
 //!
-//! Invariant: nothing here waits for an engine. A request for a lock goes to the engine as a completion, which replies
-//! over whatever connection the client has then.
+//! Work on an engine that may wait goes to a worker, except the record that a session has its locks, which comes before
+//! the reply. A request for a lock is a completion for the engine, which replies over whatever connection the client
+//! has then.
 
 use std::sync::Arc;
 
