@@ -101,7 +101,8 @@ pub struct VolumeInfo {
     pub findings_since_open: u64,
     /// All of it and the details of this engine, for people, in the order to show it.
     pub lines: Vec<InfoLine>,
-    /// The same for programs: a JSON object with names that the engine chooses and keeps.
+    /// The same for programs: a JSON object with names that the engine chooses and keeps. It is empty if the engine was
+    /// built without the cargo feature for it.
     pub json: String,
 }
 
