@@ -138,7 +138,8 @@ impl Files {
                 other => return other,
             }
             match self.fs.create_dir_all(parent) {
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                // A directory that another user of the store created is gone again.
+                Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists) => {}
                 other => other?,
             }
         }

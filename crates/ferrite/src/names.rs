@@ -110,10 +110,18 @@ impl Fs {
                     return Err(error);
                 };
                 self.create_dir_all(parent)?;
-                self.create_dir(path)
+                self.create_dir(path).or_else(|error| self.must_be_dir(path, error))
             }
-            Err(_) if self.metadata(path).is_ok_and(|found| found.is_dir()) => Ok(()),
-            other => other,
+            Err(error) => self.must_be_dir(path, error),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Succeeds if another thread or an earlier call has created the directory; fails with `error` otherwise.
+    fn must_be_dir(&self, path: &Path, error: Error) -> Result<()> {
+        match self.metadata(path) {
+            Ok(found) if found.is_dir() => Ok(()),
+            _ => Err(error),
         }
     }
 

@@ -226,3 +226,18 @@ fn a_listing_with_attributes_has_those_of_each_entry() {
         assert_eq!(sum, 299 * 300 / 2 - 7 - 8 + 18);
     });
 }
+
+/// Threads that create the same directories at once all succeed.
+#[test]
+fn the_same_directories_can_be_created_by_several_threads_at_once() {
+    on_both(|fs| {
+        for round in 0..100 {
+            let path = format!("/{round}/a/b/c");
+            std::thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(|| fs.create_dir_all(&path).unwrap());
+                }
+            });
+        }
+    });
+}
