@@ -136,16 +136,17 @@ impl Candidates {
 
     /// Notes a page that gets its first segment. A list that has grown long is pruned first, whether or not the cleaner
     /// takes pages from it, so it never holds more than about twice the pages that may have logs. Without
-    /// `may_have_log` that is left to the next one.
+    /// `may_have_log`, or while [`Self::of`] reads the lists, that is left to the next one: the caller has a ring, and
+    /// must not wait for them.
     pub(crate) fn add(&self, page: PageId, may_have_log: Option<MayHaveLog<'_>>) {
         let list = self.own_list();
         line_trace::line("logged pages", list);
         let mut locked = list.lock();
         if let Some(may_have_log) = may_have_log
             && locked.is_long()
+            && let Some(away) = self.away.try_read(None)
         {
             drop(locked);
-            let away = self.away.read();
             prune(list, may_have_log);
             drop(away);
             locked = list.lock();
