@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use functions::functions;
 use uses::{Crate, circle, without_tests};
-use words::idioms;
+use words::{idioms, odd_names};
 
 /// Lines that a file may have.
 const FILE_LINES_MAX: usize = 700;
@@ -405,6 +405,27 @@ fn comments_are_in_plain_english() {
         findings.extend(found.map(|what| format!("{}: {what}", path.display())));
     }
     complain("words", &findings);
+}
+
+/// A reader who knows file systems need not learn a dialect first.
+#[test]
+fn names_are_those_of_the_field() {
+    assert_eq!(
+        odd_names("let x = OldEraCount + the_frost(era); // Operand"),
+        ["OldEraCount", "the_frost", "era"]
+    );
+    let mut findings = Vec::new();
+    for path in sources() {
+        let shown = path.strip_prefix(workspace()).unwrap().to_str().unwrap();
+        if shown.contains("ferrite-testkit/tests/house") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+        let odd: BTreeSet<&str> = code.chain([shown]).flat_map(odd_names).collect();
+        findings.extend(odd.iter().map(|name| format!("{shown}: {name}")));
+    }
+    complain("names", &findings);
 }
 
 /// The paragraphs of a page, with each table row as one, without blocks of code.

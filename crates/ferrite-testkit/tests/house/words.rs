@@ -1,7 +1,7 @@
-//! Idioms that are not English, and sentences without an actor.
+//! Idioms that are not English, sentences without an actor, and names that only this code base ever used.
 //!
 //! Contents: [`idioms`], for prose of documents and comments. Code in backticks does not count. A sentence that
-//! asks may open with a question word.
+//! asks may open with a question word. [`odd_names`], for identifiers.
 
 /// Phrases for which the field has a plain word.
 const PHRASES: &[&str] = &[
@@ -68,4 +68,53 @@ fn sentences(text: &str) -> Vec<&str> {
     }
     found.push(text[start..].trim_start_matches(['*', '-', ' ', '>', '"']));
     found
+}
+
+/// Words that names of this code base once had, each for something that the field has a word for.
+const ODD_WORDS: &[&str] = &[
+    "birth",
+    "era",
+    "freezer",
+    "frost",
+    "greet",
+    "heritage",
+    "incident",
+    "incidents",
+    "leftovers",
+    "newborn",
+    "newcomer",
+    "outbox",
+    "parked",
+    "patience",
+    "planted",
+    "stranger",
+    "strangers",
+    "tidy",
+    "vouch",
+    "vouched",
+];
+
+/// The identifiers in a line of code, or a path, that have such a word.
+pub(crate) fn odd_names(code: &str) -> Vec<&str> {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    let names = code.split(|c| !is_part(c)).filter(|name| !name.is_empty());
+    names
+        .filter(|name| parts(name).iter().any(|part| ODD_WORDS.contains(&part.as_str())))
+        .collect()
+}
+
+/// The words of an identifier, in lower case.
+fn parts(name: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut was_lower = false;
+    for c in name.chars() {
+        if c == '_' || c.is_uppercase() && was_lower {
+            parts.push(String::new());
+        }
+        if c != '_' {
+            parts.last_mut().unwrap().extend(c.to_lowercase());
+        }
+        was_lower = c.is_lowercase() || c.is_numeric();
+    }
+    parts
 }
