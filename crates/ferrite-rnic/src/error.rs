@@ -59,7 +59,7 @@ pub enum Error {
         peer: SocketAddr,
     },
     /// The peer does not respond.
-    #[error("no answer from UDP {peer}: the server is gone, or a firewall drops UDP; open a new queue pair")]
+    #[error("no reply from UDP {peer}: the server is gone, or a firewall drops UDP; open a new queue pair")]
     NoAnswer {
         /// The peer.
         peer: SocketAddr,
