@@ -1,6 +1,6 @@
 //! Seeded bugs: mistakes in the product that a test switches on, one at a time, to show that it finds them.
 //!
-//! Contents: [`Bug`], and the switch, [`seed`] and [`is_seeded`]. Each bug is an `if` at the place where a programmer
+//! Contents: [`Bug`], and the switch, `seed` and [`is_seeded`]. Each bug is an `if` at the place where a programmer
 //! could make the mistake. Without the feature `seeded-bugs` the switch is a constant `false`, and the compiler removes
 //! them all. A missing fence or write-back is not in the list: tests leave those out of a recording.
 //!

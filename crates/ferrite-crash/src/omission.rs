@@ -16,15 +16,15 @@ pub enum Omission {
     /// The checkpoint moves past records whose words are not written back.
     WordsWriteBack,
     /// Space is reused before the checkpoint that frees it is durable.
-    MarkFence,
+    CheckpointFence,
     /// Pages, or new nodes of a tree, are not fenced before the record that names them.
     BlockFence,
     /// Bytes appended to a bound file are not fenced before the record that moves its end.
     AppendFence,
     /// A merged page is not fenced before the word that names it.
-    FoldFence,
+    MergeFence,
     /// A merge's word is not written back before the checkpoint passes it.
-    FoldWriteBack,
+    MergeWriteBack,
     /// With deferred write-back, words reach the file before the records that set them are durable.
     RecordSync,
     /// The content of a block is not written back when its checksum is recorded.
@@ -36,10 +36,10 @@ impl Omission {
     pub const EXPLORED: [Omission; 7] = [
         Omission::RecordFence,
         Omission::WordsWriteBack,
-        Omission::MarkFence,
+        Omission::CheckpointFence,
         Omission::BlockFence,
-        Omission::FoldFence,
-        Omission::FoldWriteBack,
+        Omission::MergeFence,
+        Omission::MergeWriteBack,
         Omission::RecordSync,
     ];
 
@@ -61,26 +61,28 @@ impl Omission {
         let rings = superblock.journal_offset..superblock.inode_offset;
         log.without(|step| match self {
             Omission::RecordFence => step.is_fence() && completes_record(step, &rings),
-            Omission::WordsWriteBack => step.written_back().is_some() && is_before_mark(step),
-            Omission::MarkFence => step.is_fence() && step.since_fence().any(|step| step.stores_to(&mark())),
+            Omission::WordsWriteBack => step.written_back().is_some() && is_before_checkpoint(step),
+            Omission::CheckpointFence => {
+                step.is_fence() && step.since_fence().any(|step| step.stores_to(&checkpoint()))
+            }
             Omission::BlockFence => completes_blocks(step, &rings) && is_stream(step.after().next()),
             Omission::AppendFence => {
                 completes_blocks(step, &rings)
                     && is_stream(step.after().next())
                     && !step.since_fence().any(|step| is_whole_block(&step))
             }
-            Omission::FoldFence => is_of_fold(step, &rings),
-            Omission::FoldWriteBack => step
+            Omission::MergeFence => is_of_merge(step, &rings),
+            Omission::MergeWriteBack => step
                 .written_back()
-                .is_some_and(|line| is_of_fold_alone(step, &line, &rings)),
+                .is_some_and(|line| is_of_merge_alone(step, &line, &rings)),
             Omission::RecordSync => is_before_words(step),
             Omission::ContentWriteBack => is_of_whole_block(step),
         })
     }
 }
 
-/// The low-water mark of the journal.
-fn mark() -> Range<u64> {
+/// The checkpoint of the journal.
+fn checkpoint() -> Range<u64> {
     layout::CONTROL_CHECKPOINT..layout::CONTROL_CHECKPOINT + 8
 }
 
@@ -109,45 +111,45 @@ fn completes_blocks(fence: &Step<'_>, rings: &Range<u64>) -> bool {
 }
 
 /// The fence of a merge. After it the thread sets words; a transaction would stream a record.
-fn is_of_fold(fence: &Step<'_>, rings: &Range<u64>) -> bool {
-    let is_word = |step: Step<'_>| matches!(step.event(), Event::Store { .. }) && !step.stores_to(&mark());
+fn is_of_merge(fence: &Step<'_>, rings: &Range<u64>) -> bool {
+    let is_word = |step: Step<'_>| matches!(step.event(), Event::Store { .. }) && !step.stores_to(&checkpoint());
     completes_blocks(fence, rings) && fence.after().next().is_some_and(is_word)
 }
 
 /// Nothing is in the line but a word that a merge has set. If a record has set another one since the line was last
 /// written back, the write-back is the record's.
-fn is_of_fold_alone(write_back: &Step<'_>, line: &Range<u64>, rings: &Range<u64>) -> bool {
+fn is_of_merge_alone(write_back: &Step<'_>, line: &Range<u64>, rings: &Range<u64>) -> bool {
     let is_written = |step: &Step<'_>| step.written_back().as_ref() == Some(line);
     let mut stores = write_back
         .before_at(line.start)
         .take_while(|step| !is_written(step))
         .peekable();
-    let of_fold = |store: Step<'_>| {
+    let of_merge = |store: Step<'_>| {
         let fence = store.before().find(|step| !matches!(step.event(), Event::Store { .. }));
-        fence.is_some_and(|fence| is_of_fold(&fence, rings))
+        fence.is_some_and(|fence| is_of_merge(&fence, rings))
     };
-    stores.peek().is_some() && stores.all(of_fold)
+    stores.peek().is_some() && stores.all(of_merge)
 }
 
 /// Whether the next thing that the thread does after its next fence is to move the checkpoint.
-fn is_before_mark(write_back: &Step<'_>) -> bool {
+fn is_before_checkpoint(write_back: &Step<'_>) -> bool {
     let mut after = write_back.after().skip_while(|step| !step.is_fence());
     after.next();
-    after.next().is_some_and(|step| step.stores_to(&mark()))
+    after.next().is_some_and(|step| step.stores_to(&checkpoint()))
 }
 
 /// The first of the syncs by which the checkpoint moves: words go to the file after it, then there is another sync,
 /// then the checkpoint.
 fn is_before_words(sync: &Step<'_>) -> bool {
-    let is_mark = |step: Step<'_>| step.stores_to(&mark()) || step.streams_to(&mark());
+    let is_checkpoint = |step: Step<'_>| step.stores_to(&checkpoint()) || step.streams_to(&checkpoint());
     let mut after = sync
         .after()
-        .skip_while(|step| is_stream(Some(*step)) && !is_mark(*step));
+        .skip_while(|step| is_stream(Some(*step)) && !is_checkpoint(*step));
     let has_words = is_stream(sync.after().next());
     sync.is_fence()
         && has_words
         && after.next().is_some_and(|step| step.is_fence())
-        && after.next().is_some_and(is_mark)
+        && after.next().is_some_and(is_checkpoint)
 }
 
 /// One of the write-backs of all lines of a block.

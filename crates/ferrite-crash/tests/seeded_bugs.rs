@@ -29,7 +29,7 @@ struct Mistake {
     /// It was written for each of its mappings, and all of them are tried.
     is_particular: bool,
     /// It concerns deferred write-back.
-    is_held: bool,
+    is_deferred: bool,
 }
 
 /// The name of the test that finds a bug, if the explorer is not expected to; else `None`.
@@ -63,7 +63,7 @@ impl Mistake {
             omission: None,
             is_particular: particular.is_some(),
             mappings: particular.unwrap_or(MAPPINGS.to_vec()),
-            is_held: matches!(bug, Bug::MergeWithoutRecord | Bug::GapInPrefix | Bug::NodeWithoutWords),
+            is_deferred: matches!(bug, Bug::MergeWithoutRecord | Bug::GapInPrefix | Bug::NodeWithoutWords),
         }
     }
 
@@ -78,7 +78,7 @@ impl Mistake {
             omission: Some(omission),
             is_particular: mapping != Mapping::default() && own.contains(&mapping),
             mappings: vec![mapping],
-            is_held: omission.defers_write_back(),
+            is_deferred: omission.is_deferred(),
         })
     }
 
@@ -88,14 +88,14 @@ impl Mistake {
             mapping,
             // One mistake can be made only there.
             data_checksum: self.bug == Some(Bug::MergedSumLate),
-            deferred: self.is_held,
+            deferred: self.is_deferred,
             omission: self.omission,
         };
         seed(self.bug);
         let search = Search::new(variant, EFFORT);
         let enough = |search: &Search| search.distinct() > RUNS_MAX;
         let report = match self.is_particular {
-            _ if self.is_held => search.run(std::iter::once(merges()).chain(plan::deferred(1)), 2, &enough),
+            _ if self.is_deferred => search.run(std::iter::once(merges()).chain(plan::deferred(1)), 2, &enough),
             // First a workload that unlinks an open file: few do, and one mistake shows there alone.
             false => search.run(std::iter::once(unlinks()).chain(plan::chances(1)), 2, &enough),
             true => search.run(plan::crowds(1), 2, &enough),

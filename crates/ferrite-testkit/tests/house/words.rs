@@ -72,7 +72,6 @@ fn sentences(text: &str) -> Vec<&str> {
 
 /// Words that names of this code base once had, each for something that the field has a word for.
 const ODD_WORDS: &[&str] = &[
-    "birth",
     "era",
     "freezer",
     "frost",
