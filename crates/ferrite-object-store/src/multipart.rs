@@ -95,8 +95,13 @@ impl MultipartStore for FerriteStore {
                 end = copy(&path, &part, &file, end)?;
             }
             let result = result_of(&file)?;
-            Temporary::of(&files, whole).publish(&path, &PutMode::Overwrite)?;
-            discard(&files, &id)?;
+            let mut whole = Temporary::of(&files, whole);
+            let published = whole.publish(&path, &PutMode::Overwrite);
+            // After a failure the caller may try again, or abort.
+            whole.keep();
+            published?;
+            // The object is there. `FerriteStore::remove_uploads` finds what stays.
+            let _ = discard(&files, &id);
             Ok(result)
         })
         .await

@@ -66,11 +66,12 @@ impl Temporary {
     /// Makes it the object at a location. Atomic, and durable when this returns.
     ///
     /// # Errors
-    /// `AlreadyExists` and `Precondition`, depending on the mode.
-    pub(crate) fn publish(mut self, location: &Path, mode: &PutMode) -> Result<()> {
+    /// `AlreadyExists` and `Precondition`, depending on the mode. After an error of the medium or the server the object
+    /// may be there.
+    pub(crate) fn publish(&mut self, location: &Path, mode: &PutMode) -> Result<()> {
         let files = &self.files;
         let to = files.file(location)?;
-        let _locks = files.lock(&[location])?;
+        let locks = files.lock(&[location])?;
         let how = match mode {
             PutMode::Overwrite => RenameMode::Replace,
             PutMode::Create => RenameMode::NoReplace,
@@ -83,7 +84,7 @@ impl Temporary {
             .with_parents(&to, || files.fs.rename_with(&self.path, &to, how))
             .map_err(|error| failure::of(location, error))?;
         self.is_published = true;
-        Ok(())
+        settle(&locks, location)
     }
 }
 
@@ -160,25 +161,31 @@ impl Files {
     /// Removes an object.
     pub(crate) fn remove(&self, location: &Path) -> Result<()> {
         let path = self.file(location)?;
-        let _locks = self.lock(&[location])?;
+        let locks = self.lock(&[location])?;
         self.find(location)?;
         self.fs
             .remove_file(&path)
             .map_err(|error| failure::of_present(location, error))?;
         self.remove_empty_parents(&path);
-        Ok(())
+        settle(&locks, location)
     }
 
-    /// Gives an object another location. Atomic.
+    /// Gives an object another location. Atomic, and durable when this returns.
     pub(crate) fn rename(&self, from: &Path, to: &Path, how: RenameMode) -> Result<()> {
         let (source, target) = (self.file(from)?, self.file(to)?);
-        let _locks = self.lock(&[from, to])?;
+        let locks = self.lock(&[from, to])?;
         self.find(from)?;
         self.with_parents(&target, || self.fs.rename_with(&source, &target, how))
             .map_err(|error| failure::of(to, error))?;
         self.remove_empty_parents(&source);
-        Ok(())
+        settle(&locks, to)
     }
+}
+
+/// Makes a change durable, and what it refers to. A sync of any file covers all that was done before; where operations
+/// are durable when they return, it does nothing.
+fn settle(any: &File, location: &Path) -> Result<()> {
+    any.sync_all().map_err(|error| failure::of(location, error))
 }
 
 /// The byte of the file of locks that stands for a location. Every process computes the same one; two locations that

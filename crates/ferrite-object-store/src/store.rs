@@ -124,7 +124,7 @@ impl ObjectStore for FerriteStore {
         let (files, location) = (self.files(), location.clone());
         blocking(move || {
             files.file(&location)?;
-            let (temporary, file) = Temporary::create(&files)?;
+            let (mut temporary, file) = Temporary::create(&files)?;
             attributes::set(&file, &options.attributes)?;
             upload::write(&file, &payload, 0)?;
             let result = upload::result_of(&file)?;
@@ -222,7 +222,7 @@ impl ObjectStore for FerriteStore {
         blocking(move || {
             let (source, _) = files.open(&from)?;
             files.file(&to)?;
-            let (temporary, target) = Temporary::create(&files)?;
+            let (mut temporary, target) = Temporary::create(&files)?;
             attributes::set(&target, &attributes::get(&source)?)?;
             upload::copy(&from, &source, &target, 0)?;
             let mode = match options.mode {

@@ -100,7 +100,7 @@ impl MultipartUpload for Upload {
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
-        let (temporary, file) = self.open.take().ok_or_else(|| self.ended())?;
+        let (mut temporary, file) = self.open.take().ok_or_else(|| self.ended())?;
         let (location, len_bytes) = (self.location.clone(), self.len_bytes);
         let written = self.written.load(Ordering::Relaxed);
         blocking(move || {

@@ -340,3 +340,59 @@ fn a_store_needs_no_runtime() {
     });
     assert_eq!(store.to_string(), "Ferrite(/)");
 }
+
+/// With `durability=fsync`, an operation is durable only after a sync.
+#[tokio::test]
+async fn changes_are_durable_when_they_return() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("pool");
+    Fs::create(&path, 64 << 20).unwrap().close().unwrap();
+    let options = VolumeOptions::parse([("durability", "fsync")]).unwrap();
+    let fs = Fs::open_volume_with(&path, options).unwrap();
+    let store = FerriteStore::new(fs.clone());
+    let [one, two, three] = ["one", "two", "three"].map(Path::from);
+    if fs.info().unwrap().medium.contains("DRAM") {
+        return eprintln!(
+            "SKIPPED: {} is memory, where no operation waits for a sync",
+            dir.path().display()
+        );
+    }
+    let mut syncs = fs.info().unwrap().file_syncs;
+    let mut is_synced = |what: &str| {
+        let now = fs.info().unwrap().file_syncs;
+        assert!(now > syncs, "{what}");
+        syncs = now;
+    };
+    store.put(&one, "x".into()).await.unwrap();
+    is_synced("put");
+    store.copy(&one, &two).await.unwrap();
+    is_synced("copy");
+    store.rename(&two, &three).await.unwrap();
+    is_synced("rename");
+    let mut upload = store.put_multipart(&two).await.unwrap();
+    upload.put_part("part".into()).await.unwrap();
+    upload.complete().await.unwrap();
+    is_synced("upload");
+    store.delete(&three).await.unwrap();
+    is_synced("delete");
+}
+
+/// A completion that fails takes nothing away: the caller may try again.
+#[tokio::test]
+async fn a_failed_completion_can_be_repeated() {
+    use object_store::multipart::MultipartStore;
+
+    let fs = Fs::memory();
+    let store = FerriteStore::new(fs.clone());
+    let (place, below) = (Path::from("a"), Path::from("a/b"));
+    store.put(&place, "in the way".into()).await.unwrap();
+    let id = store.create_multipart(&below).await.unwrap();
+    let part = MultipartStore::put_part(&store, &below, &id, 0, "part".into())
+        .await
+        .unwrap();
+    let complete = || store.complete_multipart(&below, &id, vec![part.clone()]);
+    assert!(complete().await.is_err());
+    store.delete(&place).await.unwrap();
+    complete().await.unwrap();
+    assert_eq!(text(&store, &below).await, "part");
+}
