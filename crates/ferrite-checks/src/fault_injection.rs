@@ -28,7 +28,7 @@ bugs! {
     "ferrite-fs":
     /// Words are set and written back before their record exists.
     WordsBeforeRecord,
-    /// Recovery replays records below the mark.
+    /// Recovery replays records below the checkpoint.
     StaleReplay,
     /// Recovery applies records in the order of the rings instead of by sequence number.
     ReplayOutOfOrder,
@@ -38,7 +38,7 @@ bugs! {
     TornLogEntry,
     /// A record lacks the checksum of the page that shares its fence.
     TornPage,
-    /// Freed blocks and segments are reused before the mark has passed their record.
+    /// Freed blocks and segments are reused before the checkpoint has passed their record.
     EarlyReuse,
     /// Space that a merge freed is reused at once.
     MergedSpaceAtOnce,
@@ -56,9 +56,9 @@ bugs! {
     NameSlotUnordered,
     /// An inode number is reused by a record whose number may be below that of the record which freed it.
     InodeUnordered,
-    /// Recovery leaves the mark below a record whose data was lost.
+    /// Recovery leaves the checkpoint below a record whose data was lost.
     DeadRecordAbove,
-    /// Recovery leaves the mark below a record of which only some words survived.
+    /// Recovery leaves the checkpoint below a record of which only some words survived.
     TornRecordAbove,
     /// A merge sets a word without changing the version of the inode.
     MergeUnannounced,
@@ -80,7 +80,7 @@ bugs! {
     TailKept,
     /// A record carries a checksum of data of a bound file.
     BoundCovered,
-    /// A file is bound before the mark has passed the records with checksums of its data.
+    /// A file is bound before the checkpoint has passed the records with checksums of its data.
     BoundBeforeCheckpoint,
     /// A change of a bound file moves and frees its pages before the adapter has returned them.
     FreedBeforeDrain,

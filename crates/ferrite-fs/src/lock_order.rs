@@ -40,7 +40,7 @@ ferrite_checks::ranks! {
     /// A shard of the cache of inodes. Its holder only tries the locks of inodes.
     CacheShard = 170;
     /// The list of stretches in which an inode may have pages.
-    SpreadList = 180;
+    MappedRangeList = 180;
     /// Damage met since the mount; noted wherever it is met.
     RuntimeErrors = 190;
     /// Wakes a background thread, from anywhere.

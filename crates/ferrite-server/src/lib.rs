@@ -148,7 +148,7 @@ impl Server {
             ..reactor::Options::default()
         };
         let reactors = Reactors::start(listeners, &service, &pool, &reactor_options).map_err(cannot_start)?;
-        let reaper = inner.start_keeper().map_err(cannot_start)?;
+        let reaper = inner.start_reaper().map_err(cannot_start)?;
         Ok(Server {
             reactors: Some(reactors),
             reaper: Some(reaper),
@@ -384,7 +384,7 @@ impl Inner {
         })
     }
 
-    fn start_keeper(self: &Arc<Self>) -> std::io::Result<JoinHandle<()>> {
+    fn start_reaper(self: &Arc<Self>) -> std::io::Result<JoinHandle<()>> {
         let inner = Arc::clone(self);
         let reaper = std::thread::Builder::new()
             .name("ferrite-reaper".into())

@@ -222,7 +222,7 @@ pub(crate) struct MappedRanges {
     /// No page is at or after this one; [`LISTED`] if there is a list. Read without the list's lock only while holding
     /// the inode's lock.
     reach: AtomicU64,
-    list: Mutex<lock_order::SpreadList, Option<Box<List>>>,
+    list: Mutex<lock_order::MappedRangeList, Option<Box<List>>>,
 }
 
 impl MappedRanges {
