@@ -103,6 +103,18 @@ bugs! {
     /// Clusters are named as slots before they are blank.
     BlobSlotsLate,
 
+    "ferrite-meta":
+    /// An owner answers although its lease has ended.
+    ReadAfterLease,
+    /// A batch that is sent again after a lost answer gets a new number.
+    RetryWithNewNumber,
+    /// A database applies a batch whatever its number.
+    BatchWithoutNumber,
+    /// A database applies a batch whatever its epoch.
+    BatchWithoutEpoch,
+    /// A page of the database goes into the cache without the batches since it was asked for.
+    PageWithoutLaterBatches,
+
     "ferrite-nvme":
     /// A blob that loses its file gets no record.
     NoDetachedRecord,
@@ -171,7 +183,7 @@ mod tests {
 
     #[test]
     fn every_bug_belongs_to_a_crate() {
-        let crates = ["ferrite-fs", "ferrite-mr", "ferrite-blob", "ferrite-nvme"];
+        let crates = ["ferrite-fs", "ferrite-mr", "ferrite-blob", "ferrite-meta", "ferrite-nvme"];
         let listed: usize = crates.iter().map(|krate| Bug::of(krate).count()).sum();
         assert_eq!(listed, Bug::ALL.len());
         assert!(crates.iter().all(|krate| Bug::of(krate).next().is_some()));

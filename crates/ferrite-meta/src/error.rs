@@ -3,6 +3,8 @@
 //! Invariant: an error that is not fatal has changed nothing, and the transaction that met it may only be dropped or
 //! rolled back to a savepoint.
 
+use std::time::Duration;
+
 use ferrite_vfs::{FsError, SpaceOf};
 use thiserror::Error;
 
@@ -35,6 +37,42 @@ pub enum Error {
     /// The device or file system below refused.
     #[error("the store of metadata takes no more changes until it is opened again: {0}")]
     Io(String),
+    /// Another server owns the shard, and its time runs.
+    #[error("{owner} ({address}) owns this volume, for {} ms more; ask there, or wait", left.as_millis())]
+    Owned {
+        /// The name of the owner's process.
+        owner: String,
+        /// Where clients reach it; may be empty.
+        address: String,
+        /// Until another server may take it, unless the owner prolongs its time.
+        left: Duration,
+    },
+    /// Another server has taken the shard since.
+    #[error("another server owns this volume since epoch {epoch}; this one answers no longer")]
+    Lost {
+        /// The epoch of the other's tenure, or of one between.
+        epoch: u64,
+    },
+    /// The owner could not prolong its time. It answers again if it can, and no other has taken the shard.
+    #[error("this server could not prolong its ownership of the volume, so it does not answer: {0}")]
+    Expired(String),
+    /// The database could not be reached in time, and nothing was sent.
+    #[error("the database of the metadata cannot be reached ({0}); start it, or mend the way to it")]
+    Unreachable(String),
+    /// The database did not say in time whether it has applied a batch.
+    #[error("the database of the metadata did not confirm a commit, which may be there or not: {0}")]
+    Unknown(String),
+    /// The database has lost what it had acknowledged.
+    #[error(
+        "the database of the metadata has lost commits: it is at {has}, and had confirmed {wanted}; do not use it: \
+         restore it, or promote a standby that has them"
+    )]
+    WentBack {
+        /// The last batch that it has.
+        has: u64,
+        /// The last batch that it had confirmed.
+        wanted: u64,
+    },
 }
 
 /// A result of this crate.
@@ -44,7 +82,10 @@ impl Error {
     /// Whether the store cannot be trusted any more: it is damaged, or the outcome of the last commit is unknown.
     /// Opening it again shows.
     pub fn is_fatal(&self) -> bool {
-        matches!(self, Error::Corruption(_) | Error::Io(_))
+        matches!(
+            self,
+            Error::Corruption(_) | Error::Io(_) | Error::Lost { .. } | Error::Unknown(_) | Error::WentBack { .. }
+        )
     }
 }
 

@@ -4,15 +4,16 @@
 //! | --- | --- |
 //! | `store` | the traits [`MetaStore`] and [`Transaction`], and why no deadlock is possible above them |
 //! | `error` | errors of a store |
-//! | `memory`, `locks` | [`MemoryStore`], for tests and for engines that need no persistence |
+//! | `memory`, `overlay`, `locks` | [`MemoryStore`], for tests and for engines that need no persistence |
+//! | `remote` | the trait [`Remote`]: a database elsewhere, whose shards have one owner at a time |
+//! | `owned` | [`Owned`], a store over any `Remote`, in the process that owns a shard of it |
 //! | `rocks` | `RocksStore`, with the cargo feature `rocksdb` |
 //! | `rocksdb` | RocksDB's transactions on a directory or on files behind a trait; the border to C++ |
 //! | `close_mark`, `log_check`, `shelf` | telling damage of RocksDB's logs from the torn tail of a crash |
 //! | `salvage` | copies: the readable part of a damaged store, dumps, and stores restored from dumps |
 //! | `backend` | RocksDB's files without a kernel file system: on `Blobs` |
 //!
-//! *Architecture invariant:* the public interface exposes nothing of RocksDB. A store on several machines must be
-//! possible behind the same traits.
+//! *Architecture invariant:* the public interface exposes nothing of RocksDB, nor of a database.
 
 #![deny(unsafe_code)]
 
@@ -21,10 +22,14 @@ mod backend;
 #[cfg(feature = "rocksdb")]
 mod close_mark;
 mod error;
+mod lock_order;
 mod locks;
 #[cfg(feature = "rocksdb")]
 mod log_check;
 mod memory;
+mod overlay;
+mod owned;
+mod remote;
 #[cfg(feature = "rocksdb")]
 mod rocks;
 #[cfg(feature = "rocksdb")]
@@ -39,6 +44,8 @@ mod store;
 pub use backend::{BlobError, Blobs, MemoryBlobs};
 pub use error::{Error, Result};
 pub use memory::MemoryStore;
+pub use owned::{MonotonicClock, Owned, OwnedOptions, OwnedStatus};
+pub use remote::{Applied, Batch, BatchLimits, MemoryRemote, Owner, Page, Pair, Remote, Tenure, Values};
 #[cfg(feature = "rocksdb")]
 pub use rocks::{Backend, Options, RocksStore};
 #[cfg(feature = "rocksdb")]

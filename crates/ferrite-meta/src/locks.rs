@@ -2,23 +2,35 @@
 //!
 //! Invariants: a key has one exclusive holder, or shared ones, or is not in the table; a transaction waits for one key
 //! at most; a wait that would close a cycle does not begin. The table's mutex is never held during a wait. Used by
-//! `memory` only.
+//! `overlay` only.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use ferrite_checks::ranked::{Condvar, Mutex};
 
 use crate::error::{Error, Result};
+use crate::lock_order;
 use crate::store::Lock;
+
+/// Longer than any transaction of a program that is not stuck.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The number of a transaction.
 pub(crate) type Id = u64;
 
-#[derive(Default)]
 pub(crate) struct Locks {
-    table: Mutex<Table>,
+    table: Mutex<lock_order::KeyLocks, Table>,
     freed: Condvar,
+    next: AtomicU64,
+    timeout: Duration,
+}
+
+impl Default for Locks {
+    fn default() -> Self {
+        Locks::new(TIMEOUT)
+    }
 }
 
 #[derive(Default)]
@@ -76,9 +88,24 @@ impl Table {
 }
 
 impl Locks {
+    /// No lock yet. A transaction waits for one at most as long as the timeout.
+    pub(crate) fn new(timeout: Duration) -> Locks {
+        Locks {
+            table: Mutex::default(),
+            freed: Condvar::new(),
+            next: AtomicU64::new(1),
+            timeout,
+        }
+    }
+
+    /// A number for a transaction.
+    pub(crate) fn new_id(&self) -> Id {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
     /// Locks a key, or waits for it. Returns whether the transaction had no lock on it before.
-    pub(crate) fn lock(&self, id: Id, key: &[u8], lock: Lock, timeout: Duration) -> Result<bool> {
-        let until = Instant::now() + timeout;
+    pub(crate) fn lock(&self, id: Id, key: &[u8], lock: Lock) -> Result<bool> {
+        let until = Instant::now() + self.timeout;
         let mut table = self.table.lock();
         loop {
             if let Some(is_new) = table.take(id, key, lock) {

@@ -17,7 +17,7 @@ use common::{in_directory, on_blobs};
 use ferrite_measure::Rng;
 #[cfg(feature = "rocksdb")]
 use ferrite_meta::MemoryBlobs;
-use ferrite_meta::{Error, Lock, MemoryStore, MetaStore, Transaction};
+use ferrite_meta::{Error, Lock, MemoryRemote, MemoryStore, MetaStore, Owned, OwnedOptions, Owner, Transaction};
 
 /// A store to be tested, in a directory that it may use.
 type Store = Arc<dyn MetaStore>;
@@ -25,10 +25,26 @@ type Store = Arc<dyn MetaStore>;
 /// Opens a store that does not exist yet.
 type Open = fn(&Path) -> Store;
 
+/// Pairs that a scan of any store shows as of one moment; stores over a database promise it for no more.
+const PAIRS_OF_ONE_MOMENT: u32 = 256;
+
+/// A store over a database in memory, whose cache is so small that most reads miss it, or is never full.
+fn owned(cache_bytes: usize) -> Store {
+    let owner = Owner {
+        name: "test".into(),
+        address: String::new(),
+    };
+    let mut options = OwnedOptions::default();
+    options.cache_bytes = cache_bytes;
+    Arc::new(Owned::open(MemoryRemote::new(), 7, &owner, options).unwrap())
+}
+
 /// Each implementation, with its name.
 fn all() -> Vec<(&'static str, Open)> {
     vec![
         ("memory", |_| Arc::new(MemoryStore::new())),
+        ("a database", |_| owned(64 << 20)),
+        ("a database, with hardly a cache", |_| owned(1000)),
         #[cfg(feature = "rocksdb")]
         ("rocksdb in a directory", |path| Arc::new(in_directory(path).unwrap())),
         #[cfg(feature = "rocksdb")]
@@ -40,10 +56,16 @@ fn all() -> Vec<(&'static str, Open)> {
 
 /// Runs a test on each implementation, and prints which.
 fn on_each(test: impl Fn(&Store)) {
+    on_each_with(|store, _| test(store));
+}
+
+/// The same, with the number of pairs that a scan shows as of one moment.
+fn on_each_with(test: impl Fn(&Store, u32)) {
     for (name, open) in all() {
         let dir = tempfile::tempdir().unwrap();
         eprintln!("on {name}");
-        test(&open(dir.path()));
+        let pairs = if name.contains("database") { PAIRS_OF_ONE_MOMENT } else { 502 };
+        test(&open(dir.path()), pairs);
     }
 }
 
@@ -186,7 +208,7 @@ fn scans_within_a_prefix_and_beyond_it_see_all_that_is_there() {
 
 #[test]
 fn a_scan_is_of_one_moment_while_others_commit() {
-    on_each(|store| {
+    on_each_with(|store, many| {
         let pair = |number: u64| {
             change(&**store, |txn| {
                 // Far apart, with others in between.
@@ -196,7 +218,7 @@ fn a_scan_is_of_one_moment_while_others_commit() {
             .unwrap();
         };
         change(&**store, |txn| {
-            (0..500_u32).try_for_each(|number| txn.put(format!("key{number}").as_bytes(), &[7; 100]))
+            (0..many - 2).try_for_each(|number| txn.put(format!("key{number}").as_bytes(), &[7; 100]))
         })
         .unwrap();
         pair(0);
@@ -213,8 +235,8 @@ fn a_scan_is_of_one_moment_while_others_commit() {
                 } else {
                     all_of(|visit| store.begin().scan(b"", b"z", visit))
                 };
-                assert_eq!(pairs.len(), 502);
-                assert_eq!(pairs[0].1, pairs[501].1, "two halves of a transaction");
+                assert_eq!(pairs.len(), many as usize);
+                assert_eq!(pairs[0].1, pairs[pairs.len() - 1].1, "two halves of a transaction");
                 scans += 1;
             }
         });
@@ -223,9 +245,10 @@ fn a_scan_is_of_one_moment_while_others_commit() {
 
 #[test]
 fn who_scans_may_use_the_store() {
-    on_each(|store| {
+    on_each_with(|store, many| {
+        let many = many.min(300);
         change(&**store, |txn| {
-            (0..300_u32).try_for_each(|number| txn.put(&number.to_be_bytes(), b"x"))
+            (0..many).try_for_each(|number| txn.put(&number.to_be_bytes(), b"x"))
         })
         .unwrap();
         let mut seen = 0;
@@ -241,8 +264,11 @@ fn who_scans_may_use_the_store() {
                 ControlFlow::Continue(())
             })
             .unwrap();
-        assert_eq!(seen, 300);
-        assert_eq!(all_of(|visit| store.scan(b"\x01", b"\x02", visit)).len(), 300);
+        assert_eq!(seen, many);
+        assert_eq!(
+            all_of(|visit| store.scan(b"\x01", b"\x02", visit)).len(),
+            many as usize
+        );
     });
 }
 
