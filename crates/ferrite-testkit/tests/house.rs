@@ -78,7 +78,13 @@ const ENGINE_LAYERS: &[&[&str]] = &[
 const CRATES_OF_THE_ENGINE: &[&str] = &["ferrite-fs", "ferrite-crash", "ferrite-lab"];
 
 /// Crates that only prove or measure the others.
-const CRATES_OF_TESTS: &[&str] = &["ferrite-testkit", "ferrite-crash", "ferrite-lab", "ferrite-leveldb"];
+const CRATES_OF_TESTS: &[&str] = &[
+    "ferrite-testkit",
+    "ferrite-test-clusters",
+    "ferrite-crash",
+    "ferrite-lab",
+    "ferrite-leveldb",
+];
 
 /// Other files that may name it; see docs/architecture.md for the reasons. A folder ends with a slash.
 const NAME_THE_ENGINE: &[&str] = &[
@@ -509,7 +515,13 @@ fn no_file_of_tests_is_forgotten() {
 }
 
 /// Crates whose texts only developers read.
-const OF_DEVELOPERS: &[&str] = &["ferrite-crash", "ferrite-lab", "ferrite-measure", "ferrite-testkit"];
+const OF_DEVELOPERS: &[&str] = &[
+    "ferrite-crash",
+    "ferrite-lab",
+    "ferrite-measure",
+    "ferrite-test-clusters",
+    "ferrite-testkit",
+];
 /// Macros whose texts only developers read.
 const FOR_DEVELOPERS: &[&str] = &[
     "assert",
