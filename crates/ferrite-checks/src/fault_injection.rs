@@ -106,8 +106,6 @@ bugs! {
     "ferrite-meta":
     /// An owner answers although its lease has ended.
     ReadAfterLease,
-    /// A batch that is sent again after a lost answer gets a new number.
-    RetryWithNewNumber,
     /// A database applies a batch whatever its number.
     BatchWithoutNumber,
     /// A database applies a batch whatever its epoch.
@@ -183,7 +181,13 @@ mod tests {
 
     #[test]
     fn every_bug_belongs_to_a_crate() {
-        let crates = ["ferrite-fs", "ferrite-mr", "ferrite-blob", "ferrite-meta", "ferrite-nvme"];
+        let crates = [
+            "ferrite-fs",
+            "ferrite-mr",
+            "ferrite-blob",
+            "ferrite-meta",
+            "ferrite-nvme",
+        ];
         let listed: usize = crates.iter().map(|krate| Bug::of(krate).count()).sum();
         assert_eq!(listed, Bug::ALL.len());
         assert!(crates.iter().all(|krate| Bug::of(krate).next().is_some()));

@@ -45,7 +45,12 @@ pub use backend::{BlobError, Blobs, MemoryBlobs};
 pub use error::{Error, Result};
 pub use memory::MemoryStore;
 pub use owned::{MonotonicClock, Owned, OwnedOptions, OwnedStatus};
-pub use remote::{Applied, Batch, BatchLimits, MemoryRemote, Owner, Page, Pair, Remote, Tenure, Values};
+pub use remote::{
+    Applied, Batch, BatchLimits, Fault, FaultPlan, FaultyRemote, MemoryRemote, Owner, Page, Pair, Remote, RemoteCall,
+    Tenure, Values,
+};
+#[cfg(feature = "postgres")]
+pub use remote::{PostgresOptions, PostgresRemote};
 #[cfg(feature = "rocksdb")]
 pub use rocks::{Backend, Options, RocksStore};
 #[cfg(feature = "rocksdb")]

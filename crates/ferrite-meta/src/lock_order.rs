@@ -9,12 +9,18 @@ ferrite_checks::ranks! {
     CommitQueue = 20;
     /// The outcome of a commit that waits.
     Outcome = 25;
+    /// The connection of batches.
+    CommitSession = 27;
+    /// Connections of reads.
+    ReadSessions = 28;
     /// The cache, and the batches that reads under way must know.
     KnownPairs = 30;
     /// Why the store has stopped, and why its lease is not prolonged.
     Failure = 40;
     /// Which keys transactions have locked.
     KeyLocks = 50;
+    /// What a test's network delays.
+    Network = 51;
     /// The shards of a database in memory.
     Shards = 52;
     /// The clock of such a database.

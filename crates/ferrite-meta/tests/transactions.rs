@@ -64,7 +64,11 @@ fn on_each_with(test: impl Fn(&Store, u32)) {
     for (name, open) in all() {
         let dir = tempfile::tempdir().unwrap();
         eprintln!("on {name}");
-        let pairs = if name.contains("database") { PAIRS_OF_ONE_MOMENT } else { 502 };
+        let pairs = if name.contains("database") {
+            PAIRS_OF_ONE_MOMENT
+        } else {
+            502
+        };
         test(&open(dir.path()), pairs);
     }
 }
@@ -265,10 +269,7 @@ fn who_scans_may_use_the_store() {
             })
             .unwrap();
         assert_eq!(seen, many);
-        assert_eq!(
-            all_of(|visit| store.scan(b"\x01", b"\x02", visit)).len(),
-            many as usize
-        );
+        assert_eq!(all_of(|visit| store.scan(b"\x01", b"\x02", visit)).len(), many as usize);
     });
 }
 

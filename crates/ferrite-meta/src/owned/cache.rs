@@ -114,8 +114,12 @@ impl Cache {
             segment.is_used = true;
             let mut known = between(&segment.pairs, &from, to);
             let left = limit - run.pairs.len();
-            run.pairs
-                .extend(known.by_ref().take(left).map(|(key, value)| (key.clone(), Arc::clone(value))));
+            run.pairs.extend(
+                known
+                    .by_ref()
+                    .take(left)
+                    .map(|(key, value)| (key.clone(), Arc::clone(value))),
+            );
             if let Some((next, _)) = known.next() {
                 run.until = next.clone();
                 break;
@@ -135,7 +139,10 @@ impl Cache {
         let mut start = from.to_vec();
         while let Some(middle) = split_at(&rest) {
             let later = rest.pairs.split_off(&middle);
-            self.insert(std::mem::replace(&mut start, middle.clone()), Segment::new(middle, rest.pairs));
+            self.insert(
+                std::mem::replace(&mut start, middle.clone()),
+                Segment::new(middle, rest.pairs),
+            );
             rest = Segment::new(rest.to, later);
         }
         self.insert(start, rest);
@@ -173,7 +180,12 @@ impl Cache {
     /// Splits the segment that covers a key.
     fn split(&mut self, key: &[u8]) {
         let bounds = (Bound::Unbounded, Bound::Included(key));
-        let Some(from) = self.segments.range::<[u8], _>(bounds).next_back().map(|(from, _)| from.clone()) else {
+        let Some(from) = self
+            .segments
+            .range::<[u8], _>(bounds)
+            .next_back()
+            .map(|(from, _)| from.clone())
+        else {
             return;
         };
         let Some(mut segment) = self.take(&from) else {
@@ -202,12 +214,20 @@ impl Cache {
 
     /// Forgets what is known of a range, and keeps what is known around it.
     fn forget(&mut self, from: &[u8], to: &[u8]) {
-        let first = self.segments.range::<[u8], _>((Bound::Unbounded, Bound::Excluded(from)));
+        let first = self
+            .segments
+            .range::<[u8], _>((Bound::Unbounded, Bound::Excluded(from)));
         let first = first.map(|(start, _)| start).next_back().cloned();
-        let inner = self.segments.range::<[u8], _>((Bound::Included(from), Bound::Excluded(to)));
+        let inner = self
+            .segments
+            .range::<[u8], _>((Bound::Included(from), Bound::Excluded(to)));
         let overlapping: Vec<Key> = first.into_iter().chain(inner.map(|(start, _)| start.clone())).collect();
         for start in overlapping {
-            if self.segments.get(&start).is_none_or(|segment| segment.to.as_slice() <= from) {
+            if self
+                .segments
+                .get(&start)
+                .is_none_or(|segment| segment.to.as_slice() <= from)
+            {
                 continue;
             }
             let Some(mut segment) = self.take(&start) else {

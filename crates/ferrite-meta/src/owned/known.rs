@@ -135,11 +135,18 @@ impl Reading<'_> {
         let mut state = self.known.state.lock();
         while state.seq < seq {
             if self.known.advanced.wait_until(&mut state, until).timed_out() && state.seq < seq {
-                return Err(Error::Unknown(format!("batch {seq} is there, but its commit did not return")));
+                return Err(Error::Unknown(format!(
+                    "batch {seq} is there, but its commit did not return"
+                )));
             }
         }
         let is_later = |number: u64| number > seq && !is_seeded(Bug::PageWithoutLaterBatches);
-        let later: Vec<_> = state.batches.iter().filter(|&&(number, _)| is_later(number)).cloned().collect();
+        let later: Vec<_> = state
+            .batches
+            .iter()
+            .filter(|&&(number, _)| is_later(number))
+            .cloned()
+            .collect();
         for (key, value) in later.iter().flat_map(|(_, changes)| between(changes, from, to)) {
             match value {
                 Some(value) => drop(pairs.insert(key.clone(), Arc::clone(value))),

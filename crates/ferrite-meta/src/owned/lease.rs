@@ -80,6 +80,8 @@ impl Lease {
             return Ok(());
         }
         let why = self.trouble.lock().clone();
-        Err(Error::Expired(why.unwrap_or_else(|| "the process or the machine was stopped for too long".into())))
+        Err(Error::Expired(why.unwrap_or_else(|| {
+            "the process or the machine was stopped for too long".into()
+        })))
     }
 }

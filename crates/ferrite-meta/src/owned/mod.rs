@@ -33,7 +33,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_checks::ranked::Mutex;
 
 use crate::error::{Error, Result};
@@ -51,8 +50,6 @@ use renewer::Renewer;
 const READ_AROUND: usize = 64;
 /// The first part of a scan, and the largest.
 const SCAN_PAIRS: (usize, usize) = (256, 4096);
-/// Between attempts to learn the outcome of a batch.
-const ASK_AGAIN_AFTER: Duration = Duration::from_millis(20);
 
 /// How a shard is owned.
 #[non_exhaustive]
@@ -68,6 +65,8 @@ pub struct OwnedOptions {
     /// How long a commit waits for the database before its outcome counts as unknown, which stops the store. 10 seconds
     /// by default.
     pub commit_timeout: Duration,
+    /// Between attempts to learn the outcome of a batch. 20 ms by default.
+    pub retry_after: Duration,
     /// How long a transaction waits for a lock. 5 seconds by default.
     pub lock_timeout: Duration,
     /// The clock of leases; by default the time since this machine started, suspended time included.
@@ -83,6 +82,7 @@ impl Default for OwnedOptions {
             margin: None,
             cache_bytes: 256 << 20,
             commit_timeout: Duration::from_secs(10),
+            retry_after: Duration::from_millis(20),
             lock_timeout: Duration::from_secs(5),
             clock: Box::new(lease::boot_clock),
             renews: true,
@@ -178,6 +178,7 @@ pub struct Owned<R: Remote> {
     locks: Locks,
     counters: Counters,
     commit_timeout: Duration,
+    retry_after: Duration,
     renewer: Option<Renewer>,
 }
 
@@ -210,6 +211,7 @@ impl<R: Remote + 'static> Owned<R> {
             locks: Locks::new(options.lock_timeout),
             counters: Counters::default(),
             commit_timeout: options.commit_timeout,
+            retry_after: options.retry_after,
             renewer,
         })
     }
@@ -268,7 +270,9 @@ impl<R: Remote> Owned<R> {
             let pairs = value.map(|value| (key.to_vec(), value)).into_iter().collect();
             let mut to = key.to_vec();
             to.push(0);
-            return Ok(reading.learn(key, &to, pairs, found.seq, self.commit_timeout)?.remove(key));
+            return Ok(reading
+                .learn(key, &to, pairs, found.seq, self.commit_timeout)?
+                .remove(key));
         };
         let page = self.shared.remote.scan(&self.shared.tenure, key, &to, READ_AROUND)?;
         let until = page.next.unwrap_or(to);
@@ -295,28 +299,24 @@ impl<R: Remote> Owned<R> {
         self.shared.check_alive()?;
         let batch = batch_of(members);
         let start = Instant::now();
-        let mut seq = self.known.seq() + 1;
-        let mut may_be_there = false;
+        let seq = self.known.seq() + 1;
+        // Why it is not known whether an earlier attempt was applied.
+        let mut doubt = None;
         let outcome = loop {
             let error = match self.shared.remote.apply(&self.shared.tenure, seq, &batch) {
                 Ok(_) => break Ok(()),
                 Err(error) => error,
             };
             match error {
-                Error::Unknown(_) => may_be_there = true,
-                Error::Unreachable(_) => {}
-                other => break Err(other),
+                lost @ Error::WentBack { .. } => break Err(lost),
+                Error::Unknown(_) | Error::Unreachable(_) if start.elapsed() < self.commit_timeout => {
+                    let is_unknown = matches!(error, Error::Unknown(_));
+                    doubt = doubt.or(is_unknown.then_some(error));
+                }
+                // An earlier attempt may have been applied before what this one met.
+                error => break Err(doubt.unwrap_or(error)),
             }
-            if start.elapsed() >= self.commit_timeout {
-                break Err(match (may_be_there, error) {
-                    (true, Error::Unreachable(why)) => Error::Unknown(why),
-                    (_, error) => error,
-                });
-            }
-            if is_seeded(Bug::RetryWithNewNumber) && may_be_there {
-                seq += 1;
-            }
-            std::thread::sleep(ASK_AGAIN_AFTER);
+            std::thread::sleep(self.retry_after);
         };
         outcome.map_err(|error| self.shared.stopped_by(error))?;
         Counters::add(&self.counters.batches, 1);

@@ -142,7 +142,9 @@ impl Remote for MemoryRemote {
     fn apply(&self, tenure: &Tenure, seq: u64, batch: &Batch) -> Result<Applied> {
         self.with(tenure, |shard| match shard.seq {
             has if has == seq && !is_seeded(Bug::BatchWithoutNumber) => Ok(Applied::Before),
-            has if has + 1 != seq && !is_seeded(Bug::BatchWithoutNumber) => Err(Error::WentBack { has, wanted: seq - 1 }),
+            has if has + 1 != seq && !is_seeded(Bug::BatchWithoutNumber) => {
+                Err(Error::WentBack { has, wanted: seq - 1 })
+            }
             _ => {
                 batch.deletes.iter().for_each(|key| drop(shard.pairs.remove(key)));
                 shard.pairs.extend(batch.puts.iter().cloned());
@@ -165,7 +167,10 @@ impl Remote for MemoryRemote {
         self.with(tenure, |shard| {
             let bounds = (Bound::Included(from), Bound::Excluded(to));
             let range = (from < to).then(|| shard.pairs.range::<[u8], _>(bounds));
-            let mut rest = range.into_iter().flatten().map(|(key, value)| (key.clone(), value.clone()));
+            let mut rest = range
+                .into_iter()
+                .flatten()
+                .map(|(key, value)| (key.clone(), value.clone()));
             let pairs = rest.by_ref().take(limit.max(1)).collect();
             Ok(Page {
                 pairs,

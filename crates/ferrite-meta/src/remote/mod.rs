@@ -1,7 +1,7 @@
 //! Ordered keys in a database elsewhere, each shard of which one server at a time may change.
 //!
 //! Contents: the trait [`Remote`], with five calls that any transactional database can offer; [`Tenure`], the right to
-//! change a shard; [`MemoryRemote`] for tests; `PostgresRemote`, with the cargo feature `postgres`.
+//! change a shard; [`MemoryRemote`] and [`FaultyRemote`] for tests; `PostgresRemote`, with the cargo feature `postgres`.
 //! [`Owned`](crate::Owned) makes a [`MetaStore`](crate::MetaStore) of one.
 //!
 //! # What a database must hold
@@ -22,9 +22,15 @@
 //!
 //! Every call is bounded in time by the implementation, and waits at most that long.
 
+mod faulty;
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
 
+pub use faulty::{Fault, FaultPlan, FaultyRemote, RemoteCall};
 pub use memory::MemoryRemote;
+#[cfg(feature = "postgres")]
+pub use postgres::{PostgresOptions, PostgresRemote};
 
 use std::time::Duration;
 

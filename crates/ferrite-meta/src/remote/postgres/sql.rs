@@ -1,0 +1,111 @@
+//! The statements, for the tables of one volume.
+//!
+//! A volume is a schema of the database with two tables: `owners` has a row a shard, and `pairs` the keys. Each call of
+//! [`Remote`](super::super::Remote) is one statement, hence one transaction and one round trip.
+//!
+//! A batch goes in as one statement, too: the update of the owner's row is its guard, and what changes pairs looks
+//! whether the guard found its row. The row stays locked until the transaction ends, and a transaction that waits for it
+//! looks again at what it then finds (READ COMMITTED), so two batches never pass the guard with one number. The guard
+//! also asks for the settings without which a commit could be lost.
+
+/// The format of the tables; a program takes a shard only if it knows the shard's.
+pub(super) const VERSION: i32 = 1;
+
+/// The statements for one schema.
+#[derive(Debug)]
+pub(super) struct Statements {
+    /// The schema, quoted.
+    pub(super) schema: String,
+    pub(super) take: String,
+    pub(super) owner: String,
+    pub(super) renew: String,
+    pub(super) apply: String,
+    pub(super) confirm: String,
+    pub(super) get_many: String,
+    pub(super) scan: String,
+    pub(super) create: String,
+}
+
+/// Whether a name can be a volume's: lowercase letters, digits and underscores, a letter first, 48 bytes.
+pub(super) fn is_name(name: &str) -> bool {
+    let is_part = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+    name.len() <= 48 && name.starts_with(|first: char| first.is_ascii_lowercase()) && name.bytes().all(is_part)
+}
+
+const SAFE: &str = "current_setting('fsync') = 'on' AND current_setting('full_page_writes') = 'on' \
+                    AND current_setting('synchronous_commit') IN ('on', 'remote_apply')";
+
+impl Statements {
+    pub(super) fn of(volume: &str) -> Statements {
+        let schema = format!("\"{volume}\"");
+        Statements {
+            take: format!(
+                "UPDATE {schema}.owners SET epoch = epoch + 1, owner = $2::text, address = $3::text, \
+                 expires = clock_timestamp() + $4::bigint * interval '1 microsecond' \
+                 WHERE shard = $1::bigint AND version <= {VERSION} \
+                 AND (expires <= clock_timestamp() OR owner = $2::text) AND {SAFE} \
+                 RETURNING epoch, seq"
+            ),
+            owner: format!(
+                "SELECT epoch, seq, version, owner, address, \
+                 (extract(epoch FROM greatest(expires, clock_timestamp()) - clock_timestamp()) * 1000000)::bigint, \
+                 current_setting('fsync'), current_setting('full_page_writes'), \
+                 current_setting('synchronous_commit'), \
+                 current_setting('synchronous_standby_names') <> '' AND NOT EXISTS \
+                 (SELECT FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum')) \
+                 FROM {schema}.owners WHERE shard = $1::bigint"
+            ),
+            renew: format!(
+                "UPDATE {schema}.owners SET expires = clock_timestamp() + $3::bigint * interval '1 microsecond' \
+                 WHERE shard = $1::bigint AND epoch = $2::bigint"
+            ),
+            apply: format!(
+                "WITH guard AS (UPDATE {schema}.owners SET seq = $3::bigint \
+                 WHERE shard = $1::bigint AND epoch = $2::bigint AND seq = $3::bigint - 1 AND {SAFE} RETURNING 1), \
+                 deleted AS (DELETE FROM {schema}.pairs \
+                 WHERE shard = $1::bigint AND key = ANY($4::bytea[]) AND EXISTS (SELECT FROM guard)), \
+                 stored AS (INSERT INTO {schema}.pairs (shard, key, value) \
+                 SELECT $1::bigint, key, value FROM unnest($5::bytea[], $6::bytea[]) AS new (key, value) \
+                 WHERE EXISTS (SELECT FROM guard) \
+                 ON CONFLICT (shard, key) DO UPDATE SET value = excluded.value) \
+                 SELECT count(*) FROM guard"
+            ),
+            confirm: format!(
+                "UPDATE {schema}.owners SET seq = seq \
+                 WHERE shard = $1::bigint AND epoch = $2::bigint AND seq = $3::bigint"
+            ),
+            get_many: format!(
+                "SELECT owners.epoch, owners.seq, pairs.key, pairs.value FROM {schema}.owners \
+                 LEFT JOIN {schema}.pairs ON pairs.shard = owners.shard AND pairs.key = ANY($2::bytea[]) \
+                 WHERE owners.shard = $1::bigint"
+            ),
+            scan: format!(
+                "SELECT owners.epoch, owners.seq, page.key, page.value FROM {schema}.owners LEFT JOIN LATERAL \
+                 (SELECT key, value FROM {schema}.pairs \
+                 WHERE shard = $1::bigint AND key >= $2::bytea AND key < $3::bytea ORDER BY key LIMIT $4::bigint) \
+                 AS page ON true WHERE owners.shard = $1::bigint ORDER BY page.key"
+            ),
+            create: format!(
+                "CREATE SCHEMA {schema}; \
+                 CREATE TABLE {schema}.owners (shard bigint PRIMARY KEY, epoch bigint NOT NULL, seq bigint NOT NULL, \
+                 owner text NOT NULL, address text NOT NULL, expires timestamptz NOT NULL, version int NOT NULL) \
+                 WITH (fillfactor = 50); \
+                 CREATE TABLE {schema}.pairs (shard bigint, key bytea, value bytea NOT NULL, PRIMARY KEY (shard, key));"
+            ),
+            schema,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_name;
+
+    #[test]
+    fn names_of_volumes_are_plain() {
+        assert!(is_name("a") && is_name("home_2") && is_name(&"v".repeat(48)));
+        for name in ["", "2a", "_a", "A", "a-b", "a.b", "a\"b", "a b", "ä", &"v".repeat(49)] {
+            assert!(!is_name(name), "{name}");
+        }
+    }
+}
