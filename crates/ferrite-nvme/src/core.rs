@@ -251,6 +251,10 @@ impl Core {
                 ..pool.clone()
             };
             self.put_pool(&record)?;
+            // A store in a database need not be asked for what inodes that never were have.
+            for (from, to) in key::all_about(pool.next_ino..record.next_ino) {
+                self.meta.know_empty(&from, &to);
+            }
             *pool = record;
         }
         *next += 1;

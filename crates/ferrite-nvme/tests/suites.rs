@@ -17,7 +17,7 @@ const SMALL_BYTES_MAX: [u64; 3] = [2048, 6000, 32 << 10];
 
 /// Backends of metadata, each with another length of small files, and the quickest with all.
 fn kinds() -> impl Iterator<Item = (Backend, u64)> {
-    let others = BACKENDS[1..].iter().zip([32 << 10, 2048]);
+    let others = BACKENDS[1..].iter().zip([6000, 32 << 10, 2048]);
     let others = others.map(|(&backend, small_bytes_max)| (backend, small_bytes_max));
     SMALL_BYTES_MAX
         .into_iter()

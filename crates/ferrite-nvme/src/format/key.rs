@@ -70,6 +70,12 @@ pub(crate) fn all_of(kind: u8) -> ([u8; 1], [u8; 1]) {
     ([kind], [kind + 1])
 }
 
+/// The ranges of the keys that name inodes of these numbers.
+pub(crate) fn all_about(numbers: std::ops::Range<Ino>) -> impl Iterator<Item = ([u8; 9], [u8; 9])> {
+    let range = move |kind| (numbered(kind, numbers.start), numbered(kind, numbers.end));
+    b"ACDENOS".iter().map(move |&kind| range(kind))
+}
+
 /// The lock of a place in a directory, and the key stored there once names have collided on it.
 pub(crate) fn place_in(parent: Ino, cookie: u64) -> [u8; 17] {
     let mut key = [b'C'; 17];

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferrite_blob::device::Memory as MemoryDevice;
 use ferrite_blob::{BlobStore, FormatOptions};
-use ferrite_meta::{MemoryStore, MetaStore, Transaction};
+use ferrite_meta::{MemoryRemote, MemoryStore, MetaStore, Owned, OwnedOptions, Owner, Transaction};
 use ferrite_nvme::{NvmeFs, Options};
 use ferrite_testkit::TestEngine;
 use ferrite_vfs::FileSystem;
@@ -20,6 +20,8 @@ pub(crate) struct Shared(Arc<dyn MetaStore>, Arc<AtomicBool>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Backend {
     Memory,
+    /// A database in memory, whose owner has a cache that is too small for most of it.
+    Database,
     #[cfg(feature = "rocksdb")]
     Directory,
     #[cfg(feature = "rocksdb")]
@@ -49,6 +51,7 @@ impl Backend {
 /// All of them.
 pub(crate) const BACKENDS: &[Backend] = &[
     Backend::Memory,
+    Backend::Database,
     #[cfg(feature = "rocksdb")]
     Backend::Directory,
     #[cfg(feature = "rocksdb")]
@@ -81,6 +84,14 @@ impl MetaStore for Shared {
         self.0.statistics()
     }
 
+    fn may_answer(&self) -> ferrite_meta::Result<()> {
+        self.0.may_answer()
+    }
+
+    fn know_empty(&self, from: &[u8], to: &[u8]) {
+        self.0.know_empty(from, to);
+    }
+
     fn has_space_to_spare(&self) -> bool {
         !self.1.load(Ordering::Relaxed) && self.0.has_space_to_spare()
     }
@@ -90,16 +101,39 @@ fn shared(store: impl MetaStore + 'static) -> Shared {
     Shared(Arc::new(store), Arc::default())
 }
 
-/// Where RocksDB's files are, in a way that lasts while the pool is closed.
-#[cfg(feature = "rocksdb")]
+/// Where metadata is, in a way that lasts while the pool is closed.
 enum Lasting {
+    Database(Arc<MemoryRemote>),
+    #[cfg(feature = "rocksdb")]
     Directory(tempfile::TempDir),
+    #[cfg(feature = "rocksdb")]
     Blobs(Arc<MemoryDevice>),
 }
 
-#[cfg(feature = "rocksdb")]
+/// Small enough for most reads to ask the database, in pools of some hundred files.
+const DATABASE_CACHE_BYTES: usize = 16 << 10;
+
+fn owned(database: &Arc<MemoryRemote>) -> Shared {
+    let owner = Owner {
+        name: "test".into(),
+        address: String::new(),
+    };
+    let mut options = OwnedOptions::default();
+    options.cache_bytes = DATABASE_CACHE_BYTES;
+    shared(Owned::open(Arc::clone(database), 1, &owner, options).unwrap())
+}
+
 impl Lasting {
     fn open(&self, create: bool) -> Shared {
+        match self {
+            Lasting::Database(database) => owned(database),
+            #[cfg(feature = "rocksdb")]
+            _ => self.open_rocksdb(create),
+        }
+    }
+
+    #[cfg(feature = "rocksdb")]
+    fn open_rocksdb(&self, create: bool) -> Shared {
         let options = ferrite_meta::Options {
             create,
             reserve_bytes: 0,
@@ -111,6 +145,7 @@ impl Lasting {
                 let blobs = ferrite_nvme::MetaBlobs::open(Box::new(Arc::clone(device))).unwrap();
                 ferrite_meta::Backend::Blobs(Arc::new(blobs))
             }
+            Lasting::Database(database) => return owned(database),
         };
         shared(ferrite_meta::RocksStore::open(backend, &options).unwrap())
     }
@@ -119,7 +154,6 @@ impl Lasting {
 /// A pool whose data stores are in memory.
 pub(crate) struct Memory {
     meta: Shared,
-    #[cfg(feature = "rocksdb")]
     lasting: Option<Lasting>,
     devices: Vec<Arc<MemoryDevice>>,
     hash_bits: u32,
@@ -133,13 +167,15 @@ impl Memory {
     }
 
     pub(crate) fn at(backend: Backend, stores: usize, clusters: u64, hash_bits: u32) -> Memory {
-        #[cfg(feature = "rocksdb")]
         let lasting = match backend {
             Backend::Memory => None,
+            Backend::Database => Some(Lasting::Database(Arc::new(MemoryRemote::new()))),
+            #[cfg(feature = "rocksdb")]
             Backend::Directory => {
                 let dir = tempfile::Builder::new().tempdir_in("/dev/shm").unwrap();
                 Some(Lasting::Directory(dir))
             }
+            #[cfg(feature = "rocksdb")]
             Backend::Blobs => {
                 let device = MemoryDevice::new(256 << 20);
                 let options = FormatOptions {
@@ -153,10 +189,9 @@ impl Memory {
                 Some(Lasting::Blobs(Arc::new(device)))
             }
         };
-        let meta = match backend {
-            Backend::Memory => shared(MemoryStore::new()),
-            #[cfg(feature = "rocksdb")]
-            _ => lasting.as_ref().expect("made above").open(true),
+        let meta = match &lasting {
+            None => shared(MemoryStore::new()),
+            Some(lasting) => lasting.open(true),
         };
         ferrite_nvme::format(&meta, [7; 16], [9; 16], stores as u16).unwrap();
         let devices = (0..stores)
@@ -175,7 +210,6 @@ impl Memory {
             .collect();
         let mut pool = Memory {
             meta,
-            #[cfg(feature = "rocksdb")]
             lasting,
             devices,
             hash_bits,
@@ -195,7 +229,6 @@ impl Memory {
     }
 
     pub(crate) fn open(&mut self) {
-        #[cfg(feature = "rocksdb")]
         if let Some(lasting) = &self.lasting {
             // It is opened anew, as by another process.
             self.meta = shared(MemoryStore::new());
