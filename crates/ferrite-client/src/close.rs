@@ -32,7 +32,7 @@ impl Link {
             self.changed.notify_all();
             connection_state.up.take()
         };
-        if let Some(cache) = &self.cache {
+        if let Some(cache) = &self.leases.cache {
             // The server takes the goodbye as the end of all leases.
             cache.disconnected();
         }
@@ -41,10 +41,10 @@ impl Link {
             // Also ends a send that the server does not take.
             up.connection.close();
         }
-        self.recall_queue.end();
+        self.leases.recall_queue.end();
         self.fail_pending();
-        self.wake_watcher.ring();
-        let watcher = self.watcher.lock().take();
+        self.watcher.wake.ring();
+        let watcher = self.watcher.thread.lock().take();
         if let Some(watcher) = watcher
             && watcher.thread().id() != std::thread::current().id()
         {

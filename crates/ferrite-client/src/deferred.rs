@@ -54,10 +54,10 @@ impl Link {
                 return Some(None);
             }
             // Asking means waiting, which only the watcher may do: this may be the receiving thread.
-            wants_slots = self.slots.are_wanted();
-            match self.slots.try_take() {
+            wants_slots = self.session.slots.are_wanted();
+            match self.session.slots.try_take() {
                 Some(token) => Some(Some(token)),
-                None if wants_slots || self.slots.has_any() => None,
+                None if wants_slots || self.session.slots.has_any() => None,
                 None => Some(None),
             }
         }) {
@@ -74,7 +74,7 @@ impl Link {
             self.send_deferred(unsent.head, &unsent.request, deferred);
         }
         if wants_slots {
-            self.wake_watcher.ring();
+            self.watcher.wake.ring();
         }
     }
 
@@ -83,7 +83,7 @@ impl Link {
         let (up, is_first) = {
             let connection_state = self.connection_state.lock();
             // The token may belong to a session that has been replaced since.
-            let is_void = head.token.is_some_and(|token| !self.slots.has(token));
+            let is_void = head.token.is_some_and(|token| !self.session.slots.has(token));
             if connection_state.is_over || is_void {
                 drop(connection_state);
                 let Deferred { then, buffer, .. } = deferred(body);
@@ -104,7 +104,7 @@ impl Link {
             self.lost(&up);
         }
         if is_first {
-            self.wake_watcher.ring();
+            self.watcher.wake.ring();
         }
         head.id
     }
@@ -140,7 +140,7 @@ impl Link {
             }
         }
         if self.deferred_sends.has_some() {
-            if self.promises().has_slots && self.slots.are_wanted() {
+            if self.promises().has_slots && self.session.slots.are_wanted() {
                 // If the server has none, the changes go without.
                 let requested = self.ask_for_slots(Waits::FOREVER);
                 tracing::trace!("slots: {requested:?}");

@@ -45,7 +45,7 @@ impl RemoteFile {
     }
 
     fn cache(&self) -> Option<&Cache> {
-        let cache = self.link.cache.as_ref()?;
+        let cache = self.link.leases.cache.as_ref()?;
         (self.reconnects == self.link.reconnects()).then_some(cache)
     }
 
@@ -67,7 +67,7 @@ impl RemoteFile {
 /// to know that; it would see [`FsError::Stale`] on the next call.
 fn stale_if_lost(link: &Link, number: u64, error: FsError) -> FsError {
     match error {
-        FsError::Disconnected if link.reclaim_state.is_stale(number) => FsError::Stale,
+        FsError::Disconnected if link.session.reclaim_state.is_stale(number) => FsError::Stale,
         error => error,
     }
 }
@@ -112,13 +112,13 @@ impl OpenFile for RemoteFile {
                 offset: offset.saturating_add(done as u64),
                 len_bytes: len as u32,
             };
-            let start = self.link.cache.as_ref().map(Cache::ask);
+            let start = self.link.leases.cache.as_ref().map(Cache::ask);
             let reply = self
                 .link
                 .call(ctx, &request.into(), Repeats::Yes, &[], &mut rest[..len])?;
             self.link.was_read(self.node.ino);
             reply.body()?;
-            if let (Some(cache), Some(start), true) = (&self.link.cache, start, reply.is_leased())
+            if let (Some(cache), Some(start), true) = (&self.link.leases.cache, start, reply.is_leased())
                 && len <= READ_BYTES_MAX
             {
                 let at = offset.saturating_add(done as u64);
@@ -176,11 +176,11 @@ impl OpenFile for RemoteFile {
             offset,
             len_bytes: buffer.len() as u32,
         };
-        let start = self.link.cache.as_ref().map(Cache::ask);
+        let start = self.link.leases.cache.as_ref().map(Cache::ask);
         let (link, node) = (start.is_some().then(|| Arc::downgrade(&self.link)), self.node);
         let then = move |reply: Result<Reply>, buffer: Option<Buffer>| {
             let link = link.and_then(|link| link.upgrade());
-            let cache = link.as_ref().and_then(|link| link.cache.as_ref());
+            let cache = link.as_ref().and_then(|link| link.leases.cache.as_ref());
             if let Some(cache) = cache {
                 cache.was_read(node.ino);
             }
@@ -210,17 +210,18 @@ impl OpenFile for RemoteFile {
             file: self.number,
             mode,
         };
-        let (changed, has_cache) = (Changed::One(self.node.ino), self.link.cache.is_some());
+        let (changed, has_cache) = (Changed::One(self.node.ino), self.link.leases.cache.is_some());
         let may_be_lost = !self.link.promises().durable_operations;
-        let unsynced = may_be_lost.then(|| (self.link.unsynced.epoch(), Arc::clone(&self.link.unsynced)));
-        if let Some(cache) = &self.link.cache {
+        let unsynced = &self.link.session.unsynced;
+        let unsynced = may_be_lost.then(|| (unsynced.epoch(), Arc::clone(unsynced)));
+        if let Some(cache) = &self.link.leases.cache {
             cache.begin_change(changed);
         }
         let (link, number) = (Arc::downgrade(&self.link), self.number);
         let then = move |reply: Result<Reply>, buffer: Option<Buffer>| {
             if has_cache
                 && let Some(link) = link.upgrade()
-                && let Some(cache) = &link.cache
+                && let Some(cache) = &link.leases.cache
                 && !may_take_effect_later(&reply)
             {
                 cache.has_changed(changed);
@@ -269,13 +270,13 @@ impl OpenFile for RemoteFile {
 
     fn fsync(&self, ctx: &Ctx) -> Result<()> {
         let sync = || self.ask(ctx, FileRequest::Fsync { file: self.number })?.result();
-        self.link.unsynced.sync(sync)
+        self.link.session.unsynced.sync(sync)
     }
 }
 
 impl Drop for RemoteFile {
     fn drop(&mut self) {
-        self.link.reclaim_state.closed(self.number);
+        self.link.session.reclaim_state.closed(self.number);
         self.link.post(FileRequest::Close {
             files: vec![self.number],
         });

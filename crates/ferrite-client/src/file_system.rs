@@ -20,7 +20,7 @@ use ferrite_proto::{FsRequest, Node, NodeAttr, OpenedFile, Request};
 
 impl Client {
     pub(super) fn node(&self, ino: Ino) -> Result<Node> {
-        self.link.reclaim_state.node(ino)
+        self.link.session.reclaim_state.node(ino)
     }
 
     pub(super) fn ask<'r>(&self, ctx: &Ctx, request: impl Into<Request<'r>>) -> Result<Reply> {
@@ -34,15 +34,20 @@ impl Client {
 
     /// The cached result for a name, for a caller that does or does not want it pinned.
     fn known(&self, ctx: &Ctx, parent: Node, name: &[u8]) -> Option<Result<Attr>> {
-        let (node, attr) = match self.link.cache.as_ref()?.name(parent, name, &self.requester(ctx))? {
+        let cache = self.link.leases.cache.as_ref()?;
+        let (node, attr) = match cache.name(parent, name, &self.requester(ctx))? {
             Ok(found) => found,
             Err(error) => return Some(Err(error)),
         };
         if ctx.pins && node.ino != ferrite_vfs::ROOT_INO {
             // Only the server gives the first pin.
-            self.link.reclaim_state.pin_again(node.ino, node.generation)?.ok()?;
+            self.link
+                .session
+                .reclaim_state
+                .pin_again(node.ino, node.generation)?
+                .ok()?;
         } else {
-            self.link.reclaim_state.learn_node(node);
+            self.link.session.reclaim_state.learn_node(node);
         }
         Some(Ok(attr))
     }
@@ -57,13 +62,13 @@ impl Client {
 
     fn node_attr(&self, reply: &Reply) -> Result<Attr> {
         let node_attr: NodeAttr = reply.result()?;
-        self.link.reclaim_state.learn(&node_attr);
+        self.link.session.reclaim_state.learn(&node_attr);
         Ok(node_attr.attr)
     }
 
     fn opened(&self, reply: &Reply, mode: OpenMode, number: u64) -> Result<Opened> {
         let opened: OpenedFile = reply.result()?;
-        self.link.reclaim_state.learn(&opened.node_attr);
+        self.link.session.reclaim_state.learn(&opened.node_attr);
         let file = self.record_open(opened.node_attr.node(), mode, opened.mac, number);
         Ok(Opened {
             attr: opened.node_attr.attr,
@@ -100,7 +105,7 @@ impl Client {
             mac,
             is_stale: false,
         };
-        self.link.reclaim_state.opened(number, opened);
+        self.link.session.reclaim_state.opened(number, opened);
         Arc::new(RemoteFile {
             link: Arc::clone(&self.link),
             node,
@@ -130,7 +135,7 @@ impl Link {
     /// Counts a change that the server has answered.
     pub(super) fn note_unsynced(&self, repeats: Repeats, reply: &Reply, epoch: Epoch) {
         if repeats == Repeats::WithToken && reply.is_ok() && !self.promises().durable_operations {
-            self.unsynced.changed(epoch);
+            self.session.unsynced.changed(epoch);
         }
     }
 }
@@ -141,7 +146,7 @@ impl FileSystem for Client {
     }
 
     fn cache_leases(&self) -> Option<&dyn CacheLeases> {
-        self.link.cache.is_some().then_some(self as _)
+        self.link.leases.cache.is_some().then_some(self as _)
     }
 
     fn statfs(&self, ctx: &Ctx) -> Result<StatFs> {
@@ -153,9 +158,9 @@ impl FileSystem for Client {
         if let Some(known) = self.known(ctx, parent, name) {
             return known;
         }
-        let start = self.link.cache.as_ref().map(Cache::ask);
+        let start = self.link.leases.cache.as_ref().map(Cache::ask);
         let reply = self.ask(ctx, FsRequest::Lookup { parent, name })?;
-        if let (Some(cache), Some(start), true) = (&self.link.cache, start, reply.is_leased()) {
+        if let (Some(cache), Some(start), true) = (&self.link.leases.cache, start, reply.is_leased()) {
             let node_attr = reply.result::<NodeAttr>().ok();
             cache.keep_name(&start, parent, name, self.requester(ctx), node_attr.as_ref());
         }
@@ -165,7 +170,7 @@ impl FileSystem for Client {
     fn parent(&self, ctx: &Ctx, dir: Ino) -> Result<Ino> {
         let dir = self.node(dir)?;
         let node: Node = self.ask(ctx, FsRequest::Parent { dir })?.result()?;
-        self.link.reclaim_state.learn_node(node);
+        self.link.session.reclaim_state.learn_node(node);
         Ok(node.ino)
     }
 
@@ -184,7 +189,7 @@ impl FileSystem for Client {
         if ino == ferrite_vfs::ROOT_INO {
             return Ok(());
         }
-        if let Some(pinned) = self.link.reclaim_state.pin_again(ino, generation) {
+        if let Some(pinned) = self.link.session.reclaim_state.pin_again(ino, generation) {
             return pinned;
         }
         let node = self.node(ino)?;
@@ -192,12 +197,12 @@ impl FileSystem for Client {
             return Err(FsError::Stale);
         }
         self.ask(ctx, FsRequest::Pin { node })?.result::<()>()?;
-        self.link.reclaim_state.pinned(node);
+        self.link.session.reclaim_state.pinned(node);
         Ok(())
     }
 
     fn unpin(&self, _: &Ctx, ino: Ino, count: u64) {
-        match self.link.reclaim_state.unpin(ino, count) {
+        match self.link.session.reclaim_state.unpin(ino, count) {
             None | Some(0) => {}
             Some(granted) => self.link.post(FsRequest::Release {
                 pins: vec![(ino, granted)],
@@ -362,7 +367,8 @@ impl FileSystem for Client {
     }
 
     fn sync(&self, ctx: &Ctx) -> Result<()> {
-        self.link.unsynced.sync(|| self.ask(ctx, FsRequest::Sync {})?.result())
+        let sync = || self.ask(ctx, FsRequest::Sync {})?.result();
+        self.link.session.unsynced.sync(sync)
     }
 
     fn lock(&self, ctx: &Ctx, ino: Ino, request: &LockRequest, may_wait: bool, done: LockDone) -> Option<LockTicket> {

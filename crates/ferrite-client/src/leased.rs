@@ -28,7 +28,7 @@ fn pass_recalls(link: &Weak<Link>, recalls: &Receiver<Recall>, handler: &RecallH
             let Some(link) = link.upgrade() else {
                 return;
             };
-            link.recalls.lock().push(number);
+            link.leases.recalls.lock().push(number);
             link.reply_to_recalls();
         }
     }
@@ -45,7 +45,7 @@ impl CacheLeases for Client {
 
     fn watch(&self, watcher: RecallHandler) {
         let link = Arc::downgrade(&self.link);
-        let started = self.link.recall_queue.begin(|recalls| {
+        let started = self.link.leases.recall_queue.begin(|recalls| {
             let thread = std::thread::Builder::new().name("ferrite-recalls".into());
             thread.spawn(move || pass_recalls(&link, &recalls, &watcher)).map(drop)
         });
@@ -57,8 +57,8 @@ impl CacheLeases for Client {
 
 impl Client {
     fn validity(&self, how_long: impl FnOnce(&Cache) -> Duration) -> Duration {
-        match &self.link.cache {
-            Some(cache) if self.link.recall_queue.is_on() => how_long(cache),
+        match &self.link.leases.cache {
+            Some(cache) if self.link.leases.recall_queue.is_on() => how_long(cache),
             _ => Duration::ZERO,
         }
     }
@@ -72,7 +72,7 @@ pub(super) fn may_take_effect_later(reply: &Result<Reply>) -> bool {
 impl Link {
     /// Makes a change that affects the cache, as [`Self::call`] does.
     pub(super) fn change(&self, ctx: &Ctx, request: &Request<'_>, changed: Changed, data: &[u8]) -> Result<Reply> {
-        let changing = self.cache.as_ref().map(|cache| cache.change(changed));
+        let changing = self.leases.cache.as_ref().map(|cache| cache.change(changed));
         let reply = self.call(ctx, request, Repeats::WithToken, data, &mut []);
         if may_take_effect_later(&reply) {
             std::mem::forget(changing);
@@ -82,7 +82,7 @@ impl Link {
 
     /// Attributes of an inode, from the cache or by `ask`, whose reply the cache keeps.
     pub(super) fn attr(&self, node: Node, ask: impl FnOnce() -> Result<Reply>) -> Result<Attr> {
-        let Some(cache) = &self.cache else {
+        let Some(cache) = &self.leases.cache else {
             return of_inode(ask()?.result()?, node.ino);
         };
         if let Some(attr) = cache.attr(node) {
@@ -99,7 +99,7 @@ impl Link {
 
     /// Notes that the server has answered a read, which may have moved an access time.
     pub(super) fn was_read(&self, ino: Ino) {
-        if let Some(cache) = &self.cache {
+        if let Some(cache) = &self.leases.cache {
             cache.was_read(ino);
         }
     }
@@ -109,10 +109,10 @@ impl Link {
     /// # Errors
     /// If it recalls more than a client could ever have to answer at a time; with the connection all leases end.
     pub(super) fn note_recall(&self, reply: &Reply) -> std::result::Result<(), FabricError> {
-        if let (Some(cache), Ok(RecallNotice((recall, ino)))) = (&self.cache, reply.result()) {
+        if let (Some(cache), Ok(RecallNotice((recall, ino)))) = (&self.leases.cache, reply.result()) {
             cache.recall(ino);
-            let is_passed = self.recall_queue.pass_on(Recall { number: recall, ino });
-            let mut recalls = self.recalls.lock();
+            let is_passed = self.leases.recall_queue.pass_on(Recall { number: recall, ino });
+            let mut recalls = self.leases.recalls.lock();
             match is_passed {
                 Some(true) => {}
                 Some(false) if recalls.len() < RECALLS_MAX => recalls.push(recall),
@@ -123,8 +123,8 @@ impl Link {
     }
 
     pub(super) fn reply_to_recalls(&self) {
-        if self.cache.is_some() {
-            let recalls = std::mem::take(&mut *self.recalls.lock());
+        if self.leases.cache.is_some() {
+            let recalls = std::mem::take(&mut *self.leases.recalls.lock());
             // One message does not hold all.
             for recalls in recalls.chunks(RECALLS_AT_ONCE) {
                 let recalls = recalls.to_vec();

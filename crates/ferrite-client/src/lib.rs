@@ -240,7 +240,7 @@ impl Client {
 
     /// Counters of the cache; `None` without one.
     pub fn cache_activity(&self) -> Option<CacheActivity> {
-        self.link.cache.as_ref().map(cache::Cache::activity)
+        self.link.leases.cache.as_ref().map(cache::Cache::activity)
     }
 
     /// The server's counters of operations on this export, by client. Blocks as every call.

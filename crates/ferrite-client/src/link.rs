@@ -30,11 +30,9 @@ use super::deferred_sends::DeferredSends;
 use super::groups::GroupCache;
 use super::message::{Reply, State, Waiter, check_length, encode};
 use super::recall_queue::RecallQueue;
-use super::reclaim_state::ReclaimState;
 use super::requests::{Completion, Pending, Requests};
-use super::session_setup::SessionSetup;
-use super::slots::{Slot, Slots};
-use super::unsynced::Unsynced;
+use super::session_setup::{SessionRecord, SessionSetup};
+use super::slots::Slot;
 use super::untrusted::SlotsReply;
 use super::{ClientOptions, ConnectError, head, own_head};
 use crate::lock_order;
@@ -78,7 +76,6 @@ pub(super) struct ConnectionState {
 /// See the head of this module.
 pub(super) struct Link {
     address: String,
-    export: String,
     pub(super) options: ClientOptions,
     pub(super) connection_state: Mutex<lock_order::ConnectionState, ConnectionState>,
     pub(super) changed: Condvar,
@@ -86,16 +83,24 @@ pub(super) struct Link {
     pub(super) deferred_sends: DeferredSends,
     reconnects: AtomicU64,
     backoff: Backoff,
-    pub(super) reclaim_state: ReclaimState,
+    pub(super) session: SessionRecord,
+    pub(super) leases: Leases,
+    pub(super) groups: GroupCache,
+    pub(super) watcher: Watcher,
+}
+
+/// The state that the client keeps under leases, and the recalls that end those.
+pub(super) struct Leases {
     pub(super) cache: Option<Cache>,
     /// Recalls to answer.
     pub(super) recalls: Mutex<lock_order::Recalls, Vec<u64>>,
     pub(super) recall_queue: RecallQueue,
-    pub(super) slots: Slots,
-    pub(super) unsynced: Arc<Unsynced>,
-    pub(super) groups: GroupCache,
-    pub(super) watcher: Mutex<lock_order::Watcher, Option<JoinHandle<()>>>,
-    pub(super) wake_watcher: Wake,
+}
+
+/// The background thread, and the means to end its wait.
+pub(super) struct Watcher {
+    pub(super) thread: Mutex<lock_order::Watcher, Option<JoinHandle<()>>>,
+    pub(super) wake: Wake,
 }
 
 /// Whether a request may be repeated though it may have taken effect.
@@ -116,7 +121,6 @@ impl Link {
     ) -> std::result::Result<Arc<Link>, ConnectError> {
         let link = Arc::new(Link {
             address: address.to_owned(),
-            export: export.to_owned(),
             options: options.clone(),
             connection_state: Mutex::default(),
             changed: Condvar::new(),
@@ -124,15 +128,17 @@ impl Link {
             deferred_sends: DeferredSends::default(),
             reconnects: AtomicU64::new(0),
             backoff: Backoff::default(),
-            reclaim_state: ReclaimState::default(),
-            cache: options.cache_bytes.map(Cache::new),
-            recalls: Mutex::default(),
-            recall_queue: RecallQueue::default(),
-            slots: Slots::default(),
-            unsynced: Arc::default(),
+            session: SessionRecord::of(export),
+            leases: Leases {
+                cache: options.cache_bytes.map(Cache::new),
+                recalls: Mutex::default(),
+                recall_queue: RecallQueue::default(),
+            },
             groups: GroupCache::default(),
-            watcher: Mutex::default(),
-            wake_watcher: Wake::new()?,
+            watcher: Watcher {
+                thread: Mutex::default(),
+                wake: Wake::new()?,
+            },
         });
         let up = link.set_up_session(None, options.connect)?;
         link.connection_state.lock().up = Some(Arc::new(up));
@@ -148,7 +154,7 @@ impl Link {
                     }
                 })?
         };
-        *link.watcher.lock() = Some(watcher);
+        *link.watcher.thread.lock() = Some(watcher);
         Ok(link)
     }
 
@@ -245,11 +251,11 @@ impl Link {
                 check_length(&body, request)?;
             }
             let up = self.up(limit)?;
-            let epoch = self.unsynced.epoch();
+            let epoch = self.session.unsynced.epoch();
             if *was_sent && !self.may_repeat(repeats, head) {
                 return Err(FsError::Disconnected);
             }
-            if !*was_sent && repeats == Repeats::WithToken && !self.slots.is_current(slot.as_ref()) {
+            if !*was_sent && repeats == Repeats::WithToken && !self.session.slots.is_current(slot.as_ref()) {
                 // Another session has begun since.
                 continue;
             }
@@ -277,7 +283,7 @@ impl Link {
     fn may_repeat(&self, repeats: Repeats, head: &Head) -> bool {
         match (repeats, head.token) {
             (Repeats::Yes, _) => true,
-            (Repeats::WithToken, Some(token)) => self.slots.has(token),
+            (Repeats::WithToken, Some(token)) => self.session.slots.has(token),
             (Repeats::WithToken, None) => false,
         }
     }
@@ -317,7 +323,7 @@ impl Link {
         let reply = self.call(&ctx, &request, Repeats::Yes, &[], &mut [])?;
         let SlotsReply((number, mut slots)) = reply.result()?;
         slots.truncate(self.options.slots as usize);
-        self.slots.fill(session, number, slots);
+        self.session.slots.fill(session, number, slots);
         Ok(())
     }
 
@@ -327,12 +333,12 @@ impl Link {
             return Ok(None);
         }
         loop {
-            if self.slots.are_wanted() {
+            if self.session.slots.are_wanted() {
                 self.ask_for_slots(limit.rest())?;
             }
-            let slot = self.slots.take(limit)?;
+            let slot = self.session.slots.take(limit)?;
             // The slots may have ended with the session.
-            if slot.is_some() || !self.slots.are_wanted() {
+            if slot.is_some() || !self.session.slots.are_wanted() {
                 return Ok(slot);
             }
         }
@@ -453,7 +459,7 @@ impl Link {
 
     fn finish(&self, completion: Completion) {
         if let Some(token) = completion.token {
-            self.slots.free(token);
+            self.session.slots.free(token);
         }
         if let Some(len_bytes) = completion.expected_bytes() {
             self.deferred_sends.landed(len_bytes);
@@ -464,7 +470,7 @@ impl Link {
     /// Makes another waiting thread receive, if there is one.
     fn call_another(&self, but: u64) {
         if !self.requests.call_another(but) && self.requests.awaits_deferred() {
-            self.wake_watcher.ring();
+            self.watcher.wake.ring();
         }
     }
 
@@ -480,13 +486,13 @@ impl Link {
                 .is_some_and(|current| Arc::ptr_eq(current, up))
             {
                 connection_state.up = None;
-                if let Some(cache) = &self.cache {
+                if let Some(cache) = &self.leases.cache {
                     cache.disconnected();
                 }
             }
         }
         self.requests.break_off();
-        self.wake_watcher.ring();
+        self.watcher.wake.ring();
     }
 
     /// The connection; makes it, or waits until it is made. A caller that may give up leaves that to the watcher.
@@ -520,7 +526,7 @@ impl Link {
                 continue;
             }
             if !connection_state.is_connecting {
-                self.wake_watcher.ring();
+                self.watcher.wake.ring();
             }
             match limit.next_check() {
                 None => self.changed.wait(&mut connection_state),
@@ -572,7 +578,8 @@ impl Link {
             let mut connection_state = self.connection_state.lock();
             // Changes of an ended session may have taken effect. Under the lock, because `send_deferred` compares new
             // ones with the session's slots under it.
-            self.requests.expire(Instant::now(), |token| !self.slots.has(token));
+            self.requests
+                .expire(Instant::now(), |token| !self.session.slots.has(token));
             let unsent = self.requests.outstanding(sent_below);
             if unsent.is_empty() {
                 if !connection_state.is_over {
@@ -597,19 +604,14 @@ impl Link {
     ) -> std::result::Result<Up, ConnectError> {
         let setup = SessionSetup {
             address: &self.address,
-            export: &self.export,
-            credentials: &self.options.credentials,
-            fabric: self.options.fabric.as_ref(),
-            reclaim_state: &self.reclaim_state,
-            slots: &self.slots,
-            unsynced: &self.unsynced,
-            wants_leases: self.cache.is_some(),
-            busy_poll: self.options.busy_poll,
-            are_leases_relied_on: self.recall_queue.is_on(),
+            options: &self.options,
+            session: &self.session,
+            wants_leases: self.leases.cache.is_some(),
+            are_leases_relied_on: self.leases.recall_queue.is_on(),
             next_id: self.requests.ids(),
         };
         let (connection, receiver, welcome, term) = setup.set_up_session(resume_token, limit)?;
-        if let Some(cache) = &self.cache {
+        if let Some(cache) = &self.leases.cache {
             cache.connected(term);
         }
         let mut connection_state = self.connection_state.lock();
@@ -638,12 +640,12 @@ impl Link {
         let tick = (lease / 4).clamp(Duration::from_millis(10), WATCH_MAX);
         self.look_after_submitted();
         // Recalls come at any time.
-        let waits = self.cache.is_some() || self.requests.awaits_deferred();
+        let waits = self.leases.cache.is_some() || self.requests.awaits_deferred();
         let Some(up) = up else {
             // Another thread may be connecting; if none waits, the watcher has to.
             if self.up(&Deadline::until(Some(Instant::now() + ATTEMPT))).is_err() {
                 // A server that refuses does so at once.
-                self.wake_watcher.wait(None, BACKOFF.1);
+                self.watcher.wake.wait(None, BACKOFF.1);
             }
             return true;
         };
@@ -674,7 +676,7 @@ impl Link {
             }
             return true;
         }
-        if self.wake_watcher.wait(Some(up.connection.as_fd()), tick) {
+        if self.watcher.wake.wait(Some(up.connection.as_fd()), tick) {
             self.lost(&up);
         }
         true

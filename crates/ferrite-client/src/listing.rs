@@ -92,11 +92,11 @@ impl Client {
                 progress.entry(&entry)?;
                 let (attr, pinned) = match entry.info {
                     EntryInfo::Attributes(node_attr) => {
-                        self.link.reclaim_state.learn(&node_attr);
+                        self.link.session.reclaim_state.learn(&node_attr);
                         (Ok(node_attr.attr), node_attr.is_pinned.then_some(node_attr.attr.ino))
                     }
                     EntryInfo::Node(node) => {
-                        self.link.reclaim_state.learn_node(node);
+                        self.link.session.reclaim_state.learn_node(node);
                         (Err(FsError::Stale), None)
                     }
                     EntryInfo::Nothing(error) => (Err(error), None),

@@ -25,7 +25,7 @@ pub(super) fn lock(
     may_wait: bool,
     done: LockDone,
 ) -> Option<LockTicket> {
-    let node = match link.reclaim_state.node(ino) {
+    let node = match link.session.reclaim_state.node(ino) {
         Ok(node) => node,
         Err(error) => {
             done(Err(error));
@@ -49,7 +49,7 @@ pub(super) fn lock(
         let reply = link.call(ctx, &request, Repeats::Yes, &[], &mut []);
         let result = reply.and_then(|reply| reply.result::<()>());
         if result.is_ok() {
-            link.reclaim_state.locked(key, node, LockStep::Locked(lock));
+            link.session.reclaim_state.locked(key, node, LockStep::Locked(lock));
         }
         done(result);
         return None;
@@ -64,7 +64,7 @@ pub(super) fn lock(
                 if let Some(link) = weak.upgrade()
                     && result.is_ok()
                 {
-                    link.reclaim_state.locked(key, node, LockStep::Locked(lock));
+                    link.session.reclaim_state.locked(key, node, LockStep::Locked(lock));
                 }
                 done(result);
             }),
@@ -75,7 +75,7 @@ pub(super) fn lock(
 
 /// See [`ferrite_vfs::FileSystem::unlock`]. A caller that does not wait for the reply has unlocked all the same.
 pub(super) fn unlock(link: &Link, ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()> {
-    let (node, client) = (link.reclaim_state.node(ino)?, ctx.client.0);
+    let (node, client) = (link.session.reclaim_state.node(ino)?, ctx.client.0);
     let request = Request::from(LockingRequest::Unlock {
         node,
         client,
@@ -88,7 +88,7 @@ pub(super) fn unlock(link: &Link, ctx: &Ctx, ino: Ino, owner: LockOwner, what: U
         reply => reply?.result::<()>()?,
     }
     let key = LockKey { client, ino, owner };
-    link.reclaim_state.locked(key, node, LockStep::Unlocked(what));
+    link.session.reclaim_state.locked(key, node, LockStep::Unlocked(what));
     Ok(())
 }
 
@@ -100,7 +100,7 @@ fn of_itself(ctx: &Ctx) -> Ctx {
 /// See [`ferrite_vfs::FileSystem::conflicting_lock`].
 pub(super) fn conflicting(link: &Link, ctx: &Ctx, ino: Ino, lock: &RecordLock) -> Result<Option<RecordLock>> {
     let request = Request::from(LockingRequest::ConflictingLock {
-        node: link.reclaim_state.node(ino)?,
+        node: link.session.reclaim_state.node(ino)?,
         client: ctx.client.0,
         lock: *lock,
     });
@@ -116,7 +116,7 @@ pub(super) fn cancel(link: &Link, ticket: LockTicket) {
 /// See [`ferrite_vfs::FileSystem::release_client`].
 pub(super) fn release_client(link: &Link, ctx: &Ctx) {
     let client = ctx.client.0;
-    link.reclaim_state.client_released(client);
+    link.session.reclaim_state.client_released(client);
     // Errors are not reported: without a connection the lease ends the locks.
     let request = Request::from(LockingRequest::ReleaseClient { client });
     let _ = link.call(&of_itself(ctx), &request, Repeats::Yes, &[], &mut []);

@@ -1,11 +1,13 @@
 //! The first messages of a connection: they select its session, and reclaim the client's state if the server has lost
 //! it.
+//!
+//! Contents: [`SessionSetup`], which has the dialogue; [`SessionRecord`], what the client keeps for it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ferrite_transport::connection::{Connection, Fabric, Receiver, begin_fabrics, upgrade};
-use ferrite_transport::secure::Credentials;
+use ferrite_transport::connection::{Connection, Receiver, begin_fabrics, upgrade};
 use ferrite_vfs::{FsError, Ino};
 use rustc_hash::FxHashSet;
 
@@ -14,7 +16,7 @@ use super::reclaim_state::ReclaimState;
 use super::slots::Slots;
 use super::unsynced::Unsynced;
 use super::untrusted::{LeaseTerm, SlotsReply};
-use super::{ConnectError, own_head};
+use super::{ClientOptions, ConnectError, own_head};
 use ferrite_proto::{
     FileRequest, FsRequest, ImmediateRequest, MAGIC, Node, Request, ResumeToken, SessionRequest, SessionState, VERSION,
     Welcome,
@@ -23,19 +25,33 @@ use ferrite_proto::{
 /// Files that one request closes; one message cannot hold all.
 const CLOSED_AT_ONCE: usize = 4096;
 
+/// The client's record of its session, from connection to connection.
+pub(super) struct SessionRecord {
+    export: String,
+    pub(super) reclaim_state: ReclaimState,
+    pub(super) slots: Slots,
+    pub(super) unsynced: Arc<Unsynced>,
+}
+
+impl SessionRecord {
+    /// The record of a session that has yet to begin.
+    pub(super) fn of(export: &str) -> SessionRecord {
+        SessionRecord {
+            export: export.to_owned(),
+            reclaim_state: ReclaimState::default(),
+            slots: Slots::default(),
+            unsynced: Arc::default(),
+        }
+    }
+}
+
 /// A connecting client.
 pub(super) struct SessionSetup<'c> {
     pub(super) address: &'c str,
-    pub(super) export: &'c str,
-    pub(super) credentials: &'c Credentials,
-    pub(super) fabric: Option<&'c Fabric>,
-    pub(super) reclaim_state: &'c ReclaimState,
-    pub(super) slots: &'c Slots,
-    pub(super) unsynced: &'c Unsynced,
+    pub(super) options: &'c ClientOptions,
+    pub(super) session: &'c SessionRecord,
     /// Whether the client caches under leases.
     pub(super) wants_leases: bool,
-    /// How long a waiting thread polls for a reply.
-    pub(super) busy_poll: Duration,
     /// Other parties (a kernel) rely on replies given under earlier leases until they are recalled.
     pub(super) are_leases_relied_on: bool,
     /// The next number of a request.
@@ -51,7 +67,7 @@ impl SessionSetup<'_> {
         limit: Duration,
     ) -> Result<(Connection, Receiver, Welcome, Duration), ConnectError> {
         let (connection, mut receiver) = self.connect(limit)?;
-        receiver.set_busy_poll(self.busy_poll);
+        receiver.set_busy_poll(self.options.busy_poll);
         let mut dialogue = Dialogue {
             setup: self,
             connection: &connection,
@@ -59,9 +75,10 @@ impl SessionSetup<'_> {
             ends: Instant::now() + limit,
         };
         let welcome = dialogue.hello(resume_token)?;
-        self.reclaim_state.set_root(welcome.root);
-        self.slots.set_lease(Duration::from_millis(u64::from(welcome.lease_ms)));
-        self.unsynced.session_set_up(welcome.instance, welcome.state);
+        let lease = Duration::from_millis(u64::from(welcome.lease_ms));
+        self.session.reclaim_state.set_root(welcome.root);
+        self.session.slots.set_lease(lease);
+        self.session.unsynced.session_set_up(welcome.instance, welcome.state);
         dialogue.restore(&welcome, resume_token.is_some())?;
         let term = match self.wants_leases {
             true => dialogue.ask_for_leases()?,
@@ -72,11 +89,11 @@ impl SessionSetup<'_> {
 
     /// Opens a connection, over the fabric if the client has one.
     fn connect(&self, limit: Duration) -> Result<(Connection, Receiver), ConnectError> {
-        if self.fabric.is_some() {
+        if self.options.fabric.is_some() {
             begin_fabrics();
         }
-        let opened = Connection::open(self.address, self.credentials, limit)?;
-        Ok(match self.fabric {
+        let opened = Connection::open(self.address, &self.options.credentials, limit)?;
+        Ok(match &self.options.fabric {
             Some(fabric) => upgrade(opened, self.address, fabric, limit)?,
             None => opened,
         })
@@ -115,7 +132,7 @@ impl Dialogue<'_> {
         let reply = self.ask(ImmediateRequest::Hello {
             magic: MAGIC,
             version: VERSION,
-            export: self.setup.export.as_bytes(),
+            export: self.setup.session.export.as_bytes(),
             resume: resume_token,
         })?;
         let address = self.setup.address.to_owned();
@@ -131,12 +148,10 @@ impl Dialogue<'_> {
 
     /// Brings the session to the state that the client relies on, as far as the server has lost it.
     fn restore(&mut self, welcome: &Welcome, had_session: bool) -> Result<(), ConnectError> {
-        let SessionSetup {
-            address,
-            reclaim_state,
-            slots,
-            ..
-        } = self.setup;
+        let SessionSetup { address, session, .. } = self.setup;
+        let SessionRecord {
+            reclaim_state, slots, ..
+        } = session;
         match welcome.state {
             SessionState::Alive => Ok(()),
             SessionState::ToReclaim => {
@@ -175,7 +190,7 @@ impl Dialogue<'_> {
     /// Files first: an inode without a name is freed with its last pin, and a claim of a lock pins it only for its own
     /// duration. Pins of unlocked inodes last: there may be very many, and the time for claims of locks is short.
     fn reclaim(&mut self, may_claim_locks: bool) -> Result<(), ConnectError> {
-        let reclaim_state = self.setup.reclaim_state;
+        let reclaim_state = &self.setup.session.reclaim_state;
         if !may_claim_locks {
             for (_, node, _) in reclaim_state.locks() {
                 self.lock_is_lost(node.ino, &FsError::Stale)?;
@@ -229,7 +244,7 @@ impl Dialogue<'_> {
     /// Recorded at once: if this connection breaks, the next must not get the lock after all.
     fn lock_is_lost(&mut self, ino: Ino, why: &FsError) -> Result<(), ConnectError> {
         tracing::warn!("a lock was lost: inode {ino}: {why}");
-        let stale = self.setup.reclaim_state.locks_are_lost(ino);
+        let stale = self.setup.session.reclaim_state.locks_are_lost(ino);
         self.close(&stale)
     }
 
@@ -237,6 +252,7 @@ impl Dialogue<'_> {
         for node in nodes {
             let reply = self.ask(FsRequest::Pin { node })?;
             self.setup
+                .session
                 .reclaim_state
                 .pinned_again(node.ino, reply.result::<()>().is_ok());
         }
