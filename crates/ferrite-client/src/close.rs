@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use ferrite_vfs::FsError;
 
-use super::link::{Link, Up};
+use super::link::Link;
 use super::message::{Reply, encode};
 use super::own_head;
+use super::up::Up;
 use ferrite_proto::ImmediateRequest;
 
 /// How long a server may take to learn that the session ends.
@@ -27,10 +28,9 @@ impl Link {
     /// Ends the session. All threads that wait for a reply learn that it is over.
     pub(super) fn close(&self) {
         let up = {
-            let mut connection_state = self.connection_state.lock();
-            connection_state.is_over = true;
+            let mut protocol = self.protocol.lock();
             self.changed.notify_all();
-            connection_state.up.take()
+            protocol.close()
         };
         if let Some(cache) = &self.leases.cache {
             // The server takes the goodbye as the end of all leases.

@@ -11,7 +11,8 @@ use ferrite_vfs::{Ctx, FsError, Waits};
 use super::deferred_sends::DeferredSend;
 use super::link::Link;
 use super::message::encode;
-use super::requests::{Deferred, Then};
+use super::protocol::{Recipient as _, Tokens as _};
+use super::requests::{Callback, Deferred, Then};
 use super::{head, own_head};
 use ferrite_proto::{Head, ImmediateRequest, Request, SessionRequest};
 
@@ -20,11 +21,13 @@ impl Link {
     pub(super) fn call_deferred(&self, ctx: &Ctx, request: &Request<'_>, then: Then) -> u64 {
         let deferred = |body| Deferred {
             body,
-            buffer: None,
-            buffer_is_sent: false,
             token: None,
             deadline: None,
-            then,
+            recipient: Callback {
+                buffer: None,
+                buffer_is_sent: false,
+                then,
+            },
         };
         self.send_deferred(head(ctx, &self.groups), request, deferred)
     }
@@ -65,11 +68,13 @@ impl Link {
             let is_change = unsent.is_change();
             let deferred = |body| Deferred {
                 body,
-                buffer: Some(unsent.buffer),
-                buffer_is_sent: is_change,
                 token,
                 deadline: unsent.deadline,
-                then: unsent.then,
+                recipient: Callback {
+                    buffer: Some(unsent.buffer),
+                    buffer_is_sent: is_change,
+                    then: unsent.then,
+                },
             };
             self.send_deferred(unsent.head, &unsent.request, deferred);
         }
@@ -81,22 +86,22 @@ impl Link {
     fn send_deferred(&self, mut head: Head, request: &Request<'_>, deferred: impl FnOnce(Vec<u8>) -> Deferred) -> u64 {
         let (mut body, mut data) = (Vec::new(), Vec::new());
         let (up, is_first) = {
-            let connection_state = self.connection_state.lock();
+            let protocol = self.protocol.lock();
             // The token may belong to a session that has been replaced since.
             let is_void = head.token.is_some_and(|token| !self.session.slots.has(token));
-            if connection_state.is_over || is_void {
-                drop(connection_state);
-                let Deferred { then, buffer, .. } = deferred(body);
+            if protocol.is_over() || is_void {
+                drop(protocol);
+                let Callback { then, buffer, .. } = deferred(body).recipient;
                 then(Err(FsError::Disconnected), buffer);
                 return 0;
             }
             let is_first = self.requests.enter_deferred(&mut head, |head| {
                 body = encode(head, request);
                 let deferred = deferred(body.clone());
-                data.extend_from_slice(deferred.data());
+                data.extend_from_slice(deferred.recipient.data());
                 deferred
             });
-            (connection_state.up.clone(), is_first)
+            (protocol.connection().cloned(), is_first)
         };
         if let Some(up) = up
             && up.outgoing.send(&up.connection, &body, &data).is_err()
@@ -114,12 +119,12 @@ impl Link {
         let (mut head, mut body) = (own_head(0), Vec::new());
         let up = {
             // As in `post`.
-            let connection_state = self.connection_state.lock();
+            let protocol = self.protocol.lock();
             let waits = self.requests.enter_cancel(&mut head, number, |head| {
                 body = encode(head, &ImmediateRequest::CancelLock { request: number });
                 body.clone()
             });
-            connection_state.up.clone().filter(|_| waits)
+            protocol.connection().cloned().filter(|_| waits)
         };
         if let Some(up) = up
             && up.connection.send(&body, &[]).is_err()
@@ -132,7 +137,7 @@ impl Link {
     pub(super) fn look_after_submitted(&self) {
         if self.options.timeout.is_some() {
             let now = Instant::now();
-            for request in self.requests.expire(now, |_| false) {
+            for request in self.requests.expire(now, None) {
                 self.post(SessionRequest::Abandon { request, file: 0 });
             }
             for unsent in self.deferred_sends.take(Some(now)) {

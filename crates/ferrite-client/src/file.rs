@@ -12,9 +12,10 @@ use ferrite_vfs::{
 use super::cache::{Cache, Changed, READ_BYTES_MAX};
 use super::deferred_sends::TRANSFER_BYTES_MAX;
 use super::leased::may_take_effect_later;
-use super::link::{Link, Repeats};
+use super::link::Link;
 use super::message::Reply;
 use super::pieces;
+use super::protocol::Repeats;
 use super::untrusted::{FileOffset, WriteReply, of_inode};
 use ferrite_proto::{FileRequest, Node};
 

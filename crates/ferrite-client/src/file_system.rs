@@ -10,8 +10,9 @@ use ferrite_vfs::{
 
 use super::cache::{Cache, Changed, Requester};
 use super::file::RemoteFile;
-use super::link::{Link, Repeats};
+use super::link::Link;
 use super::message::Reply;
+use super::protocol::Repeats;
 use super::reclaim_state::OpenedAs;
 use super::unsynced::Epoch;
 use super::untrusted::{FileMac, LinkTarget, XattrNames, XattrValue};
@@ -133,8 +134,8 @@ fn changed(request: &FsRequest<'_>) -> Changed {
 
 impl Link {
     /// Counts a change that the server has answered.
-    pub(super) fn note_unsynced(&self, repeats: Repeats, reply: &Reply, epoch: Epoch) {
-        if repeats == Repeats::WithToken && reply.is_ok() && !self.promises().durable_operations {
+    pub(super) fn note_unsynced(&self, is_change: bool, reply: &Reply, epoch: Epoch) {
+        if is_change && reply.is_ok() && !self.promises().durable_operations {
             self.session.unsynced.changed(epoch);
         }
     }

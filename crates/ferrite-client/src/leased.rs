@@ -12,8 +12,9 @@ use ferrite_vfs::{Attr, CacheLeases, Ctx, FsError, Ino, RecallHandler, Result};
 
 use super::Client;
 use super::cache::{Cache, Changed};
-use super::link::{Link, Repeats};
+use super::link::Link;
 use super::message::Reply;
+use super::protocol::Repeats;
 use super::recall_queue::{RECALLS_MAX, Recall};
 use super::untrusted::{RecallNotice, of_inode};
 use ferrite_proto::{ImmediateRequest, Node, Request};

@@ -1,10 +1,11 @@
 //! The client: an engine that lives on a server.
 //!
 //! Contents: [`Client`], a [`FileSystem`] whose calls are requests; the connection behind it, which is remade when it
-//! breaks (`link`, `session_setup`); the session state that the client keeps for that (`reclaim_state`); the slots of
-//! tokens (`slots`); an export as a volume that mount, library and program open ([`volume`]). The design is that of
-//! RUFS, section 2.3.3 (messages and bulk data), with sessions as in NFSv4.1 and tokens ([`ferrite_vfs::dedup`]) that
-//! make a change happen once though its reply is lost.
+//! breaks: a state machine decides (`protocol`), and threads with sockets and clocks do what it says (`link`); the
+//! session state that the client keeps for that (`session_setup`, `reclaim_state`, `slots`); an export as a volume that
+//! mount, library and program open ([`volume`]). The design is that of RUFS, section 2.3.3 (messages and bulk data),
+//! with sessions as in NFSv4.1 and tokens ([`ferrite_vfs::dedup`]) that make a change happen once though its reply is
+//! lost.
 //!
 //! With the feature `rdma`, files can be written and read by one-sided verbs ([`rdma`]). Messages travel by
 //! `ferrite-transport`. This crate names no engine and no server.
@@ -14,10 +15,10 @@
 //! the earlier changes of other clients: the cache (`cache`) is valid under leases only, and is empty without them.
 #![forbid(unsafe_code)]
 
-mod backoff;
 mod batching;
 mod cache;
 mod close;
+mod connecting;
 mod deadline;
 mod deferred;
 mod deferred_sends;
@@ -31,17 +32,21 @@ mod lock_order;
 mod locks;
 mod message;
 mod pieces;
+mod protocol;
 #[cfg(feature = "rdma")]
 pub mod rdma;
 mod recall_queue;
+mod receiving;
 mod reclaim_state;
 mod requests;
 mod session_setup;
 mod slots;
 mod unsynced;
 mod untrusted;
+mod up;
 mod verbs;
 pub mod volume;
+mod watcher;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -248,7 +253,7 @@ impl Client {
         let requested = self.link.call(
             SYSTEM,
             &SessionRequest::Activity {}.into(),
-            link::Repeats::Yes,
+            protocol::Repeats::Yes,
             &[],
             &mut [],
         );

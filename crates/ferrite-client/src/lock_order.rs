@@ -8,8 +8,8 @@ ferrite_checks::ranks! {
     Watcher = 10;
     /// The right to receive for all who wait: held while answers are taken from the connection and passed on.
     Receiver = 20;
-    /// The connection, and what the server promised. Its holder sends nothing.
-    ConnectionState = 30;
+    /// The state machine: the connection, and what the server promised. Its holder sends nothing.
+    Protocol = 30;
     /// Changes that no sync has covered.
     Unsynced = 40;
     /// Recalls on their way to the thread that carries them out.
@@ -22,8 +22,6 @@ ferrite_checks::ranks! {
     Requests = 80;
     /// Slots of the session: a request waits here for one. Requests whose slot is lost end under their own lock.
     Slots = 90;
-    /// Until when the server keeps the session.
-    Trusted = 100;
     /// Calls that have ended, and whose completions run later.
     Completed = 110;
     /// The reply that a call waits for.
@@ -44,8 +42,4 @@ ferrite_checks::ranks! {
     Locks = 190;
     /// Requests that are sent together.
     SendBatching = 200;
-    /// When the client last tried to connect.
-    Backoff = 210;
-    /// When the server was last heard.
-    Heard = 220;
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{Ctx, FsError, Ino, Result, SYSTEM};
 
-use super::link::{Link, Repeats};
+use super::link::Link;
+use super::protocol::Repeats;
 use super::reclaim_state::{LockKey, LockStep};
 use ferrite_proto::{ImmediateRequest, LockingRequest, Request};
 

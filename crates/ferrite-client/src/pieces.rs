@@ -14,9 +14,10 @@ use ferrite_vfs::{Ctx, Result};
 
 use super::deadline::Deadline;
 use super::head;
-use super::link::{Link, Up};
+use super::link::Link;
 use super::message::{Waiter, encode};
 use super::requests::Pending;
+use super::up::Up;
 use ferrite_proto::{FileRequest, Piece, Request};
 
 /// Length of a piece.

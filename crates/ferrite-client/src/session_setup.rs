@@ -12,15 +12,13 @@ use ferrite_vfs::{FsError, Ino};
 use rustc_hash::FxHashSet;
 
 use super::message::{Reply, encode};
+use super::protocol::{Attempt, Restoration, Tokens as _};
 use super::reclaim_state::ReclaimState;
 use super::slots::Slots;
 use super::unsynced::Unsynced;
 use super::untrusted::{LeaseTerm, SlotsReply};
 use super::{ClientOptions, ConnectError, own_head};
-use ferrite_proto::{
-    FileRequest, FsRequest, ImmediateRequest, MAGIC, Node, Request, ResumeToken, SessionRequest, SessionState, VERSION,
-    Welcome,
-};
+use ferrite_proto::{FileRequest, FsRequest, ImmediateRequest, MAGIC, Node, Request, SessionRequest, VERSION, Welcome};
 
 /// Files that one request closes; one message cannot hold all.
 const CLOSED_AT_ONCE: usize = 4096;
@@ -47,7 +45,7 @@ impl SessionRecord {
 
 /// A connecting client.
 pub(super) struct SessionSetup<'c> {
-    pub(super) address: &'c str,
+    pub(super) attempt: &'c Attempt,
     pub(super) options: &'c ClientOptions,
     pub(super) session: &'c SessionRecord,
     /// Whether the client caches under leases.
@@ -60,26 +58,22 @@ pub(super) struct SessionSetup<'c> {
 
 impl SessionSetup<'_> {
     /// Connects, and begins a session or resumes the one of a resume token; also returns the term of its leases.
-    /// Blocks, up to about `limit`.
-    pub(super) fn set_up_session(
-        &self,
-        resume_token: Option<ResumeToken>,
-        limit: Duration,
-    ) -> Result<(Connection, Receiver, Welcome, Duration), ConnectError> {
-        let (connection, mut receiver) = self.connect(limit)?;
+    /// Blocks, up to about the limit of the attempt.
+    pub(super) fn set_up_session(&self) -> Result<(Connection, Receiver, Welcome, Duration), ConnectError> {
+        let (connection, mut receiver) = self.connect()?;
         receiver.set_busy_poll(self.options.busy_poll);
         let mut dialogue = Dialogue {
             setup: self,
             connection: &connection,
             receiver: &mut receiver,
-            ends: Instant::now() + limit,
+            ends: Instant::now() + self.attempt.limit,
         };
-        let welcome = dialogue.hello(resume_token)?;
+        let welcome = dialogue.hello()?;
         let lease = Duration::from_millis(u64::from(welcome.lease_ms));
         self.session.reclaim_state.set_root(welcome.root);
         self.session.slots.set_lease(lease);
         self.session.unsynced.session_set_up(welcome.instance, welcome.state);
-        dialogue.restore(&welcome, resume_token.is_some())?;
+        dialogue.restore(&welcome)?;
         let term = match self.wants_leases {
             true => dialogue.ask_for_leases()?,
             false => Duration::ZERO,
@@ -88,13 +82,14 @@ impl SessionSetup<'_> {
     }
 
     /// Opens a connection, over the fabric if the client has one.
-    fn connect(&self, limit: Duration) -> Result<(Connection, Receiver), ConnectError> {
+    fn connect(&self) -> Result<(Connection, Receiver), ConnectError> {
+        let Attempt { address, limit, .. } = self.attempt;
         if self.options.fabric.is_some() {
             begin_fabrics();
         }
-        let opened = Connection::open(self.address, &self.options.credentials, limit)?;
+        let opened = Connection::open(address, &self.options.credentials, *limit)?;
         Ok(match &self.options.fabric {
-            Some(fabric) => upgrade(opened, self.address, fabric, limit)?,
+            Some(fabric) => upgrade(opened, address, fabric, *limit)?,
             None => opened,
         })
     }
@@ -118,7 +113,7 @@ impl Dialogue<'_> {
                 // Nor do unrequested replies extend the time.
                 _ if Instant::now() >= self.ends => {
                     return Err(ConnectError::Foreign {
-                        address: self.setup.address.to_owned(),
+                        address: self.setup.attempt.address.to_string(),
                         why: "it does not answer".into(),
                     });
                 }
@@ -128,14 +123,14 @@ impl Dialogue<'_> {
     }
 
     /// Selects the session.
-    fn hello(&mut self, resume_token: Option<ResumeToken>) -> Result<Welcome, ConnectError> {
+    fn hello(&mut self) -> Result<Welcome, ConnectError> {
         let reply = self.ask(ImmediateRequest::Hello {
             magic: MAGIC,
             version: VERSION,
             export: self.setup.session.export.as_bytes(),
-            resume: resume_token,
+            resume: self.setup.attempt.resume_token,
         })?;
-        let address = self.setup.address.to_owned();
+        let address = self.setup.attempt.address.to_string();
         match reply.result::<Welcome>() {
             Ok(welcome) => Ok(welcome),
             Err(why) if !reply.is_ok() => Err(ConnectError::Refused { address, why }),
@@ -147,14 +142,14 @@ impl Dialogue<'_> {
     }
 
     /// Brings the session to the state that the client relies on, as far as the server has lost it.
-    fn restore(&mut self, welcome: &Welcome, had_session: bool) -> Result<(), ConnectError> {
-        let SessionSetup { address, session, .. } = self.setup;
+    fn restore(&mut self, welcome: &Welcome) -> Result<(), ConnectError> {
+        let SessionSetup { attempt, session, .. } = self.setup;
         let SessionRecord {
             reclaim_state, slots, ..
         } = session;
-        match welcome.state {
-            SessionState::Alive => Ok(()),
-            SessionState::ToReclaim => {
+        match attempt.restoration(welcome.state) {
+            Restoration::Nothing => Ok(()),
+            Restoration::Reclaim => {
                 if slots.has_any() {
                     let reported = self.ask(SessionRequest::ReclaimSlots {})?.result();
                     let (number, own) = reported.map(|SlotsReply(reported)| reported).unwrap_or_default();
@@ -162,11 +157,12 @@ impl Dialogue<'_> {
                 }
                 self.reclaim(true)
             }
-            SessionState::New => {
+            Restoration::BeginAnew { had_session } => {
                 // A session that had no state ends with its connection, and its loss does no harm.
                 if had_session && reclaim_state.has_any() {
                     tracing::warn!(
-                        "the session on {address} has ended; locks were lost, and what others removed may be gone"
+                        "the session on {} has ended; locks were lost, and what others removed may be gone",
+                        attempt.address
                     );
                 }
                 slots.begin(welcome.resume_token.session);
