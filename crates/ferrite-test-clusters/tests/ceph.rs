@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use ferrite_test_clusters::{Ceph, CephOptions, Error, or_skip};
 
-/// Calls `is_done` until it returns true, for a minute at most.
+/// Calls `is_done` until it returns true, for three minutes at most.
 fn wait_for(what: &str, is_done: impl Fn() -> bool) {
     let began = Instant::now();
     while !is_done() {
-        assert!(began.elapsed() < Duration::from_secs(60), "{what}");
+        assert!(began.elapsed() < Duration::from_secs(180), "{what}");
         thread::sleep(Duration::from_millis(200));
     }
 }

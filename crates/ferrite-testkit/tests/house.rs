@@ -46,6 +46,7 @@ const UNSAFE_FILES: &[&str] = &[
     "ferrite-pm/src/fork.rs",
     "ferrite-pm/src/map.rs",
     "ferrite-pm/src/region.rs",
+    "ferrite-rados/src/sys/",
     "ferrite-rnic/src/batch.rs",
     "ferrite-meta/src/rocksdb/border/",
 ];
