@@ -316,3 +316,71 @@ fn a_batch_that_was_cancelled_while_it_waited_is_not_called_durable() {
     }
     panic!("the standby is back, and nothing is confirmed");
 }
+
+/// An authority (`ca.pem`) and a certificate of it for 127.0.0.1, with its key, in a folder.
+fn certificates() -> Option<tempfile::TempDir> {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("names"), "subjectAltName=IP:127.0.0.1").unwrap();
+    for line in [
+        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout ca.key -out ca.pem",
+        "req -newkey rsa:2048 -nodes -subj /CN=server -keyout key.pem -out request.pem",
+        "x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names -out cert.pem",
+    ] {
+        let mut openssl = std::process::Command::new("openssl");
+        match openssl.args(line.split(' ')).current_dir(dir.path()).output() {
+            Ok(made) => assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr)),
+            Err(_) => {
+                eprintln!("SKIPPED: openssl is not installed");
+                return None;
+            }
+        }
+    }
+    Some(dir)
+}
+
+#[test]
+fn connections_are_encrypted_and_the_server_must_be_the_right_one() {
+    let (Some(own), Some(other)) = (certificates(), certificates()) else {
+        return;
+    };
+    // The server has both files in its folder, which is its alone.
+    let Some(server) = cluster(false, &[]) else { return };
+    let read = |name: &str| std::fs::read_to_string(own.path().join(name)).unwrap();
+    for (file, content) in [("own.crt", read("cert.pem")), ("own.key", read("key.pem"))] {
+        let folder = server.sql("show data_directory").unwrap();
+        let path = format!("{}/{file}", folder.trim());
+        server
+            .sql(&format!(
+                "copy (select regexp_split_to_table('{}', E'\\n')) to '{path}'",
+                content.trim()
+            ))
+            .unwrap();
+        server
+            .sql(&format!("copy (select) to program 'chmod 600 {path}'"))
+            .unwrap();
+    }
+    server.sql("alter system set ssl_cert_file = 'own.crt'").unwrap();
+    server.sql("alter system set ssl_key_file = 'own.key'").unwrap();
+    server.sql("alter system set ssl = on").unwrap();
+    server.primary().stop();
+    server.primary().start().unwrap();
+    let connection = format!("{} sslmode=require", server.primary().connection());
+    let with = |ca: Option<&tempfile::TempDir>| {
+        let mut options = options(&connection, "v");
+        options.ca = ca.map(|dir| dir.path().join("ca.pem"));
+        PostgresRemote::new(&options).unwrap()
+    };
+    let remote = with(Some(&own));
+    remote.create(SHARD).unwrap();
+    remote.take(SHARD, &owner("a"), TTL).unwrap();
+    let encrypted = "select count(*) > 0 from pg_stat_ssl join pg_stat_activity using (pid) \
+                     where ssl and application_name = 'ferrite'";
+    assert_eq!(server.sql(encrypted).unwrap(), "t\n");
+    for wrong in [with(Some(&other)), with(None)] {
+        let refused = wrong.take(SHARD, &owner("b"), TTL).unwrap_err().to_string();
+        assert!(refused.contains("certificate"), "{refused}");
+    }
+    let mut options = options(&connection, "v");
+    options.ca = Some("/nowhere".into());
+    assert!(matches!(PostgresRemote::new(&options).err(), Some(Error::Invalid(text)) if text.contains("/nowhere")));
+}

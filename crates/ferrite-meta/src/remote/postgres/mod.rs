@@ -1,6 +1,6 @@
 //! Shards in PostgreSQL.
 //!
-//! Contents: [`PostgresRemote`], over the tables of `sql`, by connections of `session`.
+//! Contents: [`PostgresRemote`], over the tables of `sql`, by connections of `session`, which `tls` encrypts.
 //!
 //! A commit counts as durable when the server says so without reservation: the session has `synchronous_commit` on, and
 //! the guard of each batch refuses a server without `fsync`. With `synchronous_standby_names`, that includes the standby.
@@ -14,14 +14,17 @@
 
 mod session;
 mod sql;
+mod tls;
 
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use ferrite_checks::ranked::{Condvar, Mutex, MutexGuard};
 use tokio_postgres::config::{Host, TargetSessionAttrs};
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Config, NoTls, Row};
+use tokio_postgres::{Config, Row};
+use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::{Applied, Batch, Owner, Page, Remote, Tenure, Values};
 use crate::error::{Error, Result};
@@ -43,6 +46,8 @@ pub struct PostgresOptions {
     pub connection: String,
     /// The password, if the string has none.
     pub password: Option<String>,
+    /// A file with the certificates, in PEM, of which the server's has to descend; the system's by default.
+    pub ca: Option<PathBuf>,
     /// The name of the volume: the schema that its tables are in. Lowercase letters, digits and underscores, a letter
     /// first, at most 48.
     pub volume: String,
@@ -58,6 +63,7 @@ impl PostgresOptions {
         PostgresOptions {
             connection: connection.to_owned(),
             password: None,
+            ca: None,
             volume: volume.to_owned(),
             timeout: Duration::from_secs(5),
             readers: 8,
@@ -89,6 +95,7 @@ struct Readers {
 /// See the head of this module.
 pub struct PostgresRemote {
     config: Config,
+    tls: MakeRustlsConnect,
     /// The servers, for messages.
     place: String,
     statements: Statements,
@@ -117,7 +124,7 @@ impl PostgresRemote {
     /// Names a volume. Connects only when it is used.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: the connection string or the name of the volume cannot be read.
+    /// [`Error::Invalid`]: the connection string, the name of the volume or the file of certificates cannot be read.
     pub fn new(options: &PostgresOptions) -> Result<PostgresRemote> {
         if !sql::is_name(&options.volume) {
             let text = format!(
@@ -143,6 +150,7 @@ impl PostgresRemote {
         Ok(PostgresRemote {
             place: format!("PostgreSQL at {}, volume {}", hosts(&config), options.volume),
             config,
+            tls: tls::connector(options.ca.as_deref())?,
             statements: Statements::of(&options.volume),
             timeout: options.timeout,
             readers_max: options.readers.max(1),
@@ -190,7 +198,7 @@ impl PostgresRemote {
     }
 
     fn connect(&self) -> std::result::Result<Session, Failure> {
-        Session::connect(&self.config, NoTls, self.timeout)
+        Session::connect(&self.config, self.tls.clone(), self.timeout)
     }
 
     fn ready(&self) -> std::result::Result<Ready, Failure> {
