@@ -8,7 +8,7 @@ use crate::cache::inodes::InodeMem;
 use crate::format::inode::Inode;
 use crate::options::AtimePolicy;
 use crate::pool::core::Core;
-use crate::pool::tx::Tx;
+use crate::pool::tx::{Purpose, Tx};
 
 /// Updates the access time after a read, if the mount's policy and the times require it. Has no effect on a pool that
 /// cannot be changed. The data read is right whether or not the time can be recorded, so a failure is not reported to
@@ -36,8 +36,7 @@ pub(crate) fn touch_atime(core: &Core, inode: &Arc<InodeMem>) {
     }
     let mut new = old;
     new.set_atime(now);
-    let mut tx = Tx::new(core);
-    tx.is_optional();
+    let mut tx = Tx::new(core, Purpose::Background);
     tx.put_inode(inode.ino, &mut new);
     if let Err(error) = tx.commit(&[inode]) {
         tracing::debug!(ino = inode.ino.get(), %error, "an access time was not recorded");

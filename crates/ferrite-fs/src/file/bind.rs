@@ -29,7 +29,7 @@ use crate::format::log_entry::has_log;
 use crate::format::page_buffer::PageBuffer;
 use crate::page::{append, block};
 use crate::pool::core::Core;
-use crate::pool::tx::Tx;
+use crate::pool::tx::{Purpose, Tx, WhenFrozen};
 use crate::retry::{self, Need};
 
 /// Pages that one record rids of their logs.
@@ -107,8 +107,7 @@ fn may_use(core: &Core, ctx: &Ctx, mem: &InodeMem, inode: &Inode, writable: bool
 fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inode> {
     if inode.is_inline() {
         let size = inode.size();
-        let mut tx = Tx::new(core);
-        tx.changes_nothing();
+        let mut tx = Tx::new(core, Purpose::Upkeep(WhenFrozen::Wait));
         inline::move_out(core, &mut tx, mem.ino, &mut inode, size)?;
         tx.put_inode(mem.ino, &mut inode);
         tx.commit(&[mem])?;
@@ -119,8 +118,7 @@ fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inod
         verify(core, mem, &truncate::mapped_pages(core, mem, &inode, 0))?;
     }
     inode.set_bound(true);
-    let mut tx = Tx::new(core);
-    tx.changes_nothing();
+    let mut tx = Tx::new(core, Purpose::Upkeep(WhenFrozen::Wait));
     tx.put_inode(mem.ino, &mut inode);
     tx.commit(&[mem])?;
     if !is_seeded(Bug::BoundBeforeCheckpoint) {
@@ -131,8 +129,7 @@ fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inod
 
 fn rid_of_logs(core: &Core, mem: &Arc<InodeMem>, inode: &Inode) -> Result<()> {
     for chunk in logged_pages(core, mem, inode).chunks(MERGES_PER_RECORD) {
-        let mut tx = Tx::new(core);
-        tx.changes_nothing();
+        let mut tx = Tx::new(core, Purpose::Upkeep(WhenFrozen::Wait));
         for &lblk in chunk {
             let page = PageId::new(mem.ino, lblk);
             append::rewrite(core, &mut tx, page, core.map.get(page), Cause::Idle)?;
@@ -186,7 +183,7 @@ pub(crate) fn unbind(core: &Core, mem: &Arc<InodeMem>, file: &Attached) -> (bool
             bound::stamp(core, mem)?;
         }
         give_window_back(core, mem, file)?;
-        finalize_locked(core, mem, false)
+        finalize_locked(core, mem, WhenFrozen::Fail)
     });
     (true, finalized)
 }
@@ -239,38 +236,30 @@ pub(crate) fn finalize(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>) -> Result<()
     if core.bindings.awaits_stamp(mem.ino) {
         bound::stamp(core, mem)?;
     }
-    finalize_locked(core, mem, true)
+    finalize_locked(core, mem, WhenFrozen::Wait)
 }
 
 /// Makes the content durable, computes all checksums, and clears the flag. The caller has the inode's exclusive lock,
-/// and no adapter has the file. Waits for a thaw, or fails.
-fn finalize_locked(core: &Core, mem: &Arc<InodeMem>, waits: bool) -> Result<()> {
+/// and no adapter has the file.
+fn finalize_locked(core: &Core, mem: &Arc<InodeMem>, when_frozen: WhenFrozen) -> Result<()> {
     let mut inode = core.load_live(mem)?;
     bound::zero_tail(core, mem, &inode)?;
     if core.superblock.has_data_checksums() {
         let pages = truncate::mapped_pages(core, mem, &inode, 0);
         for chunk in pages.chunks(SUMS_PER_RECORD) {
-            set_sums(core, mem, chunk, waits)?;
+            set_sums(core, mem, chunk, when_frozen)?;
         }
     }
     inode.set_bound(false);
-    let mut tx = Tx::new(core);
-    tx.changes_nothing();
-    if !waits {
-        tx.does_not_wait();
-    }
+    let mut tx = Tx::new(core, Purpose::Upkeep(when_frozen));
     tx.put_inode(mem.ino, &mut inode);
     tx.commit(&[mem])?;
     core.bindings.forget(mem.ino);
     Ok(())
 }
 
-fn set_sums(core: &Core, mem: &Arc<InodeMem>, pages: &[Lblk], waits: bool) -> Result<()> {
-    let mut tx = Tx::new(core);
-    tx.changes_nothing();
-    if !waits {
-        tx.does_not_wait();
-    }
+fn set_sums(core: &Core, mem: &Arc<InodeMem>, pages: &[Lblk], when_frozen: WhenFrozen) -> Result<()> {
+    let mut tx = Tx::new(core, Purpose::Upkeep(when_frozen));
     let mut buffer = PageBuffer::take();
     for &lblk in pages {
         let page = PageId::new(mem.ino, lblk);

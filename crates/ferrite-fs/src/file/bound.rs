@@ -26,7 +26,7 @@ use crate::format::inode::Inode;
 use crate::format::layout::{BLOCK_BYTES, lblks};
 use crate::format::log_entry::has_log;
 use crate::pool::core::Core;
-use crate::pool::tx::Tx;
+use crate::pool::tx::{Purpose, Tx};
 
 /// Pages looked up at a time.
 const BATCH: usize = 64;
@@ -296,8 +296,7 @@ pub(super) fn stamp(core: &Core, mem: &Arc<InodeMem>) -> Result<()> {
     let now = Core::now().max(Timestamp(inode.mtime().0.saturating_add(1)));
     inode.set_mtime(now);
     inode.set_ctime(now.max(inode.ctime()));
-    let mut tx = Tx::new(core);
-    tx.does_not_wait();
+    let mut tx = Tx::new(core, Purpose::ObservedChange);
     tx.put_inode(mem.ino, &mut inode);
     tx.commit(&[mem])
 }

@@ -16,7 +16,7 @@ use crate::format::inode::Inode;
 use crate::format::page_buffer::PageBuffer;
 use crate::page::block;
 use crate::pool::core::{Core, map_error};
-use crate::pool::tx::Tx;
+use crate::pool::tx::{Purpose, Tx, WhenFrozen};
 use crate::space::blocks::Class;
 
 /// Pages that one record moves.
@@ -99,8 +99,7 @@ fn move_some(
     pages: &[Lblk],
     mut last: Option<Place>,
 ) -> Result<Moved> {
-    let mut tx = Tx::on(core, inode);
-    tx.changes_nothing();
+    let mut tx = Tx::on(core, Purpose::Upkeep(WhenFrozen::Wait), inode);
     tx.set_class(Class::Ordinary);
     let mut buffer = PageBuffer::take();
     let mut done = 0;

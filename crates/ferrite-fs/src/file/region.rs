@@ -22,7 +22,7 @@ use crate::cache::inodes::InodeMem;
 use crate::format::inode::Inode;
 use crate::format::layout::{BLOCK_BYTES, MAX_FILE_BYTES, lblks};
 use crate::pool::core::{Core, map_error};
-use crate::pool::tx::Tx;
+use crate::pool::tx::{Purpose, Tx, WhenFrozen};
 use crate::retry::{self, Need};
 
 const PAGE: usize = BLOCK_BYTES as usize;
@@ -89,8 +89,7 @@ pub(crate) fn fault(core: &Core, mem: &Arc<InodeMem>, file: &Attached, pages: Pa
 /// stored, and stays so.
 fn fill_holes(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, pages: PageRange) -> Result<u64> {
     let mut new = *inode;
-    let mut tx = Tx::on(core, inode);
-    tx.does_not_wait();
+    let mut tx = Tx::on(core, Purpose::Upkeep(WhenFrozen::Fail), inode);
     let mut lblk = pages.first;
     while lblk < pages.end && lblk - pages.first < PAGES_PER_RECORD && tx.has_space(64 + INSERT_WORDS) {
         let page = PageId::new(mem.ino, Lblk::at(lblk));
@@ -106,7 +105,6 @@ fn fill_holes(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, pages: PageRa
         }
         lblk += 1;
     }
-    tx.changes_nothing();
     tx.put_changed_inode(mem.ino, inode, &mut new);
     match tx.commit(&[mem]) {
         Err(FsError::ReadOnly) if core.journal.is_frozen() => Err(FsError::Busy),
@@ -160,7 +158,7 @@ fn append_locked(core: &Core, mem: &Arc<InodeMem>, file: &Attached, stored: Inod
     let is_known = !at.is_multiple_of(BLOCK_BYTES) && !last.is_unwritten();
     let added = PageRange::new(pages.first + u64::from(is_known), pages.end);
     let _change = bound::addition(core, mem, &old, added);
-    let mut tx = Tx::on(core, &old);
+    let mut tx = Tx::on(core, Purpose::Change, &old);
     let mut new = old;
     new.set_size(end);
     let now = Core::now();
@@ -263,7 +261,7 @@ fn move_end(core: &Core, mem: &Arc<InodeMem>, file: &Attached, target: impl Fn(u
         let now = Core::now();
         new.set_mtime(now);
         new.set_ctime(now);
-        let mut tx = Tx::on(core, &old);
+        let mut tx = Tx::on(core, Purpose::Change, &old);
         tx.put_changed_inode(mem.ino, &old, &mut new);
         tx.commit(&[mem])?;
         Ok(at)

@@ -18,7 +18,7 @@ use crate::format::layout::lblks;
 use crate::format::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
 use crate::page::scan;
 use crate::pool::core::{Core, map_error};
-use crate::pool::tx::Tx;
+use crate::pool::tx::{Purpose, Tx};
 use crate::retry::{self, Need};
 use crate::space::blocks::Class;
 
@@ -130,7 +130,7 @@ fn zero_reserved(
         // it first.
         core.reclaim()?;
     }
-    let mut tx = Tx::on(core, inode);
+    let mut tx = Tx::on(core, Purpose::Change, inode);
     for &Edge { lblk, from, to } in &stretch.edges {
         truncate::zero_within(core, &mut tx, mem.ino, lblk, from, to)?;
     }
@@ -169,7 +169,7 @@ fn stamp(inode: &mut Inode, becomes: Stamp<'_>) {
 /// Makes `offset..end` read as zeros, freeing whole pages, and updates the times: one record, or an intent and the
 /// records that follow from it.
 fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, becomes: Stamp<'_>) -> Result<()> {
-    let mut tx = Tx::on(core, inode);
+    let mut tx = Tx::on(core, Purpose::Change, inode);
     let mut later = None;
     if inode.is_inline() {
         let from = offset.min(INLINE_BYTES as u64) as usize;
@@ -207,7 +207,7 @@ fn reserve(
     let mut reserved = Vec::new();
     let result = reserve_pages(core, mem, inode, offset, end, &mut reserved).and_then(|()| {
         stamp(inode, becomes);
-        let mut tx = Tx::new(core);
+        let mut tx = Tx::new(core, Purpose::Change);
         rights::take(core, &mut tx, mem, inode)?;
         tx.put_inode(mem.ino, inode);
         tx.note_outcome(becomes.ctx, || Ok(Outcome::Done))?;
@@ -233,7 +233,7 @@ fn give_back(core: &Core, mem: &Arc<InodeMem>, before: &Inode, reserved: &[Lblk]
     if stored.is_inline() || !before.is_inline() {
         return Ok(());
     }
-    let mut tx = Tx::new(core);
+    let mut tx = Tx::new(core, Purpose::Change);
     truncate::unmap(core, &mut tx, mem.ino, Lblk::FIRST, &mut stored)?;
     tx.put_inode(mem.ino, &mut before.clone());
     tx.commit(&[mem])
@@ -251,7 +251,7 @@ pub(super) fn reserve_pages(
         if end <= INLINE_BYTES as u64 {
             return Ok(());
         }
-        let mut tx = Tx::new(core);
+        let mut tx = Tx::new(core, Purpose::Change);
         let size = inode.size();
         inline::move_out(core, &mut tx, mem.ino, inode, size)?;
         tx.put_inode(mem.ino, inode);
@@ -290,7 +290,7 @@ fn reserve_some(
     most: u64,
     reserved: &mut Vec<Lblk>,
 ) -> Result<u64> {
-    let mut tx = Tx::new(core);
+    let mut tx = Tx::new(core, Purpose::Change);
     let mut added = Vec::new();
     let mut lblk = pages.first;
     while lblk < pages.end && (added.len() as u64) < most && tx.has_space(64 + INSERT_WORDS) {

@@ -23,7 +23,7 @@ use crate::format::inode::Inode;
 use crate::format::layout::BLOCK_BYTES;
 use crate::format::xattr::{Attributes, decode, encode};
 use crate::pool::core::{Core, map_error};
-use crate::pool::tx::Tx;
+use crate::pool::tx::{Purpose, Tx};
 use crate::space::blocks::Class;
 
 /// All extended attributes of an inode; the caller holds its lock.
@@ -98,7 +98,7 @@ fn take_found(core: &Core, tx: &mut Tx<'_>, mem: &InodeMem, new: &mut Inode) -> 
 /// would. The caller has the inode's exclusive lock; returns the inode as stored.
 pub(super) fn take_for_region(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>, old: Inode) -> Result<Inode> {
     let mut new = old;
-    let mut tx = Tx::new(core);
+    let mut tx = Tx::new(core, Purpose::Change);
     take(core, &mut tx, mem, &mut new)?;
     if ctx.kills_priv()
         && let Some(kind) = new.kind()

@@ -39,7 +39,7 @@ use crate::format::layout::lblks;
 use crate::page::append::{self, Part};
 use crate::page::scan;
 use crate::pool::core::{Core, map_error};
-use crate::pool::tx::Tx;
+use crate::pool::tx::{Purpose, Tx};
 use crate::retry::SPACE_TRIES;
 use crate::space::blocks::Class;
 
@@ -259,7 +259,7 @@ pub(crate) fn unmap_from(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, fi
 /// Unmaps these pages, in as many records as needed.
 pub(crate) fn unmap_pages(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, pages: &[Lblk]) -> Result<()> {
     for chunk in pages.chunks(PAGES_PER_RECORD) {
-        let mut tx = Tx::new(core);
+        let mut tx = Tx::new(core, Purpose::Change);
         for &lblk in chunk {
             unmap(core, &mut tx, mem.ino, lblk, inode)?;
         }
@@ -371,7 +371,7 @@ fn carry_out(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Result<()> 
     unmap_pages(core, mem, inode, &pages)?;
     inode.set_truncate_first(0);
     inode.set_truncate_end(0);
-    let mut tx = Tx::new(core);
+    let mut tx = Tx::new(core, Purpose::Change);
     tx.put_inode(mem.ino, inode);
     tx.clears(mem.ino, range);
     tx.commit(&[mem])

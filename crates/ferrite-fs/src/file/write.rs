@@ -21,7 +21,7 @@ use crate::format::log_entry::has_log;
 use crate::page::append::{self, Part};
 use crate::page::scan;
 use crate::pool::core::{Core, map_error};
-use crate::pool::tx::Tx;
+use crate::pool::tx::{Purpose, Tx};
 use crate::retry::{self, Need};
 use crate::space::blocks::Class;
 
@@ -128,7 +128,7 @@ fn write_atomic(
     }
     let pages = PageRange::new(offset / BLOCK_BYTES, lblks(end));
     let _change = bound::change(core, mem, &old, pages, new.size());
-    let mut tx = Tx::on(core, &old);
+    let mut tx = Tx::on(core, Purpose::Change, &old);
     tx.note_outcome(ctx, || {
         Ok(Outcome::Wrote {
             offset,

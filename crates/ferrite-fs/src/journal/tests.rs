@@ -11,7 +11,7 @@ use crate::engine::Engine;
 use crate::format::layout::decode_checkpoint;
 use crate::format::record::Header;
 use crate::options::{Mapping, MkfsOptions, MountOptions};
-use crate::pool::tx::Tx;
+use crate::pool::tx::{Purpose, Tx};
 use crate::thread::number_thread;
 use ferrite_map::{BlockNo, MapTx};
 
@@ -68,7 +68,7 @@ fn a_record_that_no_ring_takes_is_refused_and_harms_nobody() {
     let refused = commit(&engine, &mut record(&engine, longest), &[]);
     assert!(matches!(refused, Err(CommitError::TooLong)), "{refused:?}");
     // The same through a transaction, which has claimed resources.
-    let mut tx = Tx::new(engine.core());
+    let mut tx = Tx::new(engine.core(), Purpose::Change);
     let block = tx.alloc_block().unwrap();
     let offset = engine.core().superblock.block_offset(block);
     let free = engine.core().alloc.free();
@@ -236,7 +236,7 @@ fn nothing_is_committed_to_a_pool_that_is_unmounted() {
     let journal = &engine.core().journal;
     let merge = journal.install(0, std::iter::empty(), || panic!("a merge sets its word"));
     assert_eq!(merge, None);
-    let mut tx = Tx::new(engine.core());
+    let mut tx = Tx::new(engine.core(), Purpose::Change);
     tx.set_word(
         engine
             .core()

@@ -31,7 +31,7 @@ use crate::format::page_buffer::PageBuffer;
 use crate::format::unit::Unit;
 use crate::page::block;
 use crate::pool::core::Core;
-use crate::pool::tx::Tx;
+use crate::pool::tx::{Purpose, Tx};
 use crate::space::blocks::Class;
 
 /// Merges between two checks of whether they are enough.
@@ -117,8 +117,7 @@ fn merge_by_records(core: &Core, mem: &Arc<InodeMem>, lblks: &[Lblk], cause: Cau
     let mut done = 0;
     for &lblk in lblks {
         let page = PageId::new(mem.ino, lblk);
-        let mut tx = Tx::new(core);
-        tx.is_optional();
+        let mut tx = Tx::new(core, Purpose::Background);
         let word = core.map.get(page);
         if mem.is_dead() || !has_log(word) {
             continue;

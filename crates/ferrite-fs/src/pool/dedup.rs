@@ -14,7 +14,7 @@ use ferrite_vfs::{BadArgument, Ctx, DedupToken, FsError, Outcome, Result, Unsupp
 
 use crate::format::outcome;
 use crate::pool::core::Core;
-use crate::pool::tx::Tx;
+use crate::pool::tx::{Purpose, Tx};
 
 impl Core {
     /// The outcome of the change with this token, if it was made; `Superseded` if a later one took its slot.
@@ -34,7 +34,7 @@ impl Core {
 
     /// Records the outcome of a change that left no record of its own. Durable when it returns.
     pub(crate) fn record_outcome(&self, token: DedupToken, outcome: &Outcome) -> Result<()> {
-        let mut tx = Tx::new(self);
+        let mut tx = Tx::new(self, Purpose::Change);
         tx.set_outcome(token, outcome);
         tx.commit(&[])
     }

@@ -7,7 +7,7 @@ use crate::file::{bound, rights, truncate};
 use crate::format::inode::Inode;
 use crate::format::layout::MAX_FILE_BYTES;
 use crate::pool::core::Core;
-use crate::pool::tx::Tx;
+use crate::pool::tx::{Purpose, Tx};
 use crate::retry::{self, Need};
 
 /// The access path of a change of attributes.
@@ -45,7 +45,7 @@ pub(crate) fn setattr(core: &Core, ctx: &Ctx, ino: Ino, set: &SetAttr, through: 
         {
             rights::refuse_if_written(core, inode.ino)?;
         }
-        let mut tx = Tx::on(core, &old);
+        let mut tx = Tx::on(core, Purpose::Change, &old);
         if posix::takes_capability(set) {
             rights::take(core, &mut tx, &inode, &mut new)?;
         }

@@ -16,7 +16,7 @@ use crate::format::layout::BLOCK_BYTES;
 use crate::page::block;
 use crate::pool::core::{Core, map_error};
 use crate::pool::locks::LockSet;
-use crate::pool::tx::Tx;
+use crate::pool::tx::{Purpose, Tx};
 use crate::retry::{self, Need};
 
 /// The inode to create.
@@ -60,7 +60,7 @@ pub(crate) fn create(
         if is_dir && directory.nlink() >= LINK_MAX {
             return Err(FsError::TooManyLinks);
         }
-        let mut tx = Tx::new(core);
+        let mut tx = Tx::new(core, Purpose::Change);
         let ino = tx.alloc_inode()?;
         let place = OnceCell::new();
         let child = profile::within(ProfileSpan::Books, || core.inodes.fresh(ino, &place));
@@ -186,7 +186,7 @@ pub(crate) fn link(core: &Core, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -
         inode.set_ctime(now);
         directory.set_mtime(now);
         directory.set_ctime(now);
-        let mut tx = Tx::new(core);
+        let mut tx = Tx::new(core, Purpose::Change);
         let place = (&mut directory, locks.hints(parent.ino));
         let planned = dir::insert(core, &mut tx, &key, place, (target.ino, kind))?;
         tx.put_inode(parent.ino, &mut directory);

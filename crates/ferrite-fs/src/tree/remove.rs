@@ -17,7 +17,7 @@ use crate::cache::inodes::{Exclusive, InodeMem};
 use crate::file::truncate;
 use crate::format::inode::Inode;
 use crate::pool::core::Core;
-use crate::pool::tx::Tx;
+use crate::pool::tx::{Purpose, Tx};
 use crate::space::blocks::Class;
 use crate::space::names::Found;
 
@@ -64,7 +64,7 @@ fn unlink_attempt(core: &Core, ctx: &Ctx, parent: Ino, name: &[u8], want_dir: bo
             return Err(FsError::NotEmpty);
         }
         let now = Core::now();
-        let mut tx = Tx::new(core);
+        let mut tx = Tx::new(core, Purpose::Change);
         tx.set_class(Class::Replacing);
         parent_inode.set_mtime(now);
         parent_inode.set_ctime(now);
@@ -255,7 +255,7 @@ pub(crate) fn free_orphan(core: &Core, child: &Arc<InodeMem>) -> Result<()> {
     }
     let mut inode = loaded;
     truncate::unmap_from(core, child, &mut inode, 0)?;
-    let mut tx = Tx::new(core);
+    let mut tx = Tx::new(core, Purpose::Change);
     free_inode(&mut tx, child.ino, &mut inode);
     tx.put_inode(child.ino, &mut inode);
     tx.commit(&[child])?;

@@ -13,7 +13,7 @@ use crate::cache::inodes::InodeMem;
 use crate::format::inode::ROOT;
 use crate::pool::core::Core;
 use crate::pool::locks::LockSet;
-use crate::pool::tx::Tx;
+use crate::pool::tx::{Purpose, Tx};
 use crate::retry::{self, Need};
 use crate::space::names::Found;
 
@@ -102,7 +102,7 @@ fn attempt(
         if !check(core, ctx, &mut edits, (from, to), (source_entry, source), target, mode)? {
             return Ok(None);
         }
-        let mut tx = Tx::new(core);
+        let mut tx = Tx::new(core, Purpose::Change);
         let fate = match (mode, target) {
             (RenameMode::Exchange, Some(target)) => {
                 exchange(core, &mut tx, &mut edits, from, to, source_entry, &target.0)?;

@@ -9,7 +9,7 @@ use crate::format::log_entry::has_log;
 use crate::format::unit::Unit;
 use crate::page::scan;
 use crate::pool::core::map_error;
-use crate::pool::tx::Tx;
+use crate::pool::tx::{Purpose, Tx};
 use crate::space::blocks::Class;
 use crate::{Engine, MkfsOptions, MountOptions, mkfs};
 
@@ -161,7 +161,7 @@ fn what_owes_the_reserve_leaves_half_of_it() {
         let _lock = mem.write();
         let mut inode = core.load_live(&mem).unwrap();
         inode.set_ctime(ferrite_vfs::Timestamp::new(count as i64 + 1, 0));
-        let mut tx = Tx::new(core);
+        let mut tx = Tx::new(core, Purpose::Change);
         tx.set_class(Class::Replacing);
         tx.alloc_block().map_err(map_error)?;
         tx.put_inode(mem.ino, &mut inode);

@@ -11,7 +11,7 @@ use super::lookup::gone;
 use crate::file::rights;
 use crate::format::xattr::{Attributes, SPACE_BYTES};
 use crate::pool::core::Core;
-use crate::pool::tx::Tx;
+use crate::pool::tx::{Purpose, Tx, WhenFrozen};
 use crate::retry::{self, Need};
 
 fn read<T>(
@@ -119,12 +119,15 @@ fn change(
             rights::refuse_if_written(core, inode.ino)?;
         }
         let mut new = old;
-        let mut tx = Tx::new(core);
+        let is_own = posix::is_own_xattr(name);
+        let purpose = match is_own {
+            true => Purpose::Upkeep(WhenFrozen::Wait),
+            false => Purpose::Change,
+        };
+        let mut tx = Tx::new(core, purpose);
         rights::put_attributes(&mut tx, inode.ino, &mut new, &attributes)?;
         inode.set_lacks_capability(false);
-        if posix::is_own_xattr(name) {
-            tx.changes_nothing();
-        } else {
+        if !is_own {
             new.set_ctime(Core::now());
         }
         tx.put_inode(inode.ino, &mut new);

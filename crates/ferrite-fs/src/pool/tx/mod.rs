@@ -1,13 +1,16 @@
 //! A transaction: gathers the changes of one operation, then commits them as one journal record.
 //!
-//! Contents: [`Tx`]. Every mutating function of the engine builds one under the locks of the inodes it changes.
-//! Dropping it without a commit releases its claims; none of its changes was visible.
+//! Contents: [`Tx`], which gathers; `commit`, the steps of its commit; and [`Purpose`], which says what the operation
+//! is for. Every mutating function of the engine builds one under the locks of the inodes it changes. Dropping it
+//! without a commit releases its claims; none of its changes was visible.
 //!
 //! Crash argument, once for all operations: until the commit fence returns, the operation has written only to blocks
 //! that were free (claimed in DRAM alone) and to the journal. After the fence, replay sets the same words that
 //! `commit` is about to set. So a crash at any point leaves the state before or the state after.
 
-use std::sync::Arc;
+mod commit;
+mod purpose;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_checks::fault_injection::{Bug, is_seeded};
@@ -15,25 +18,22 @@ use ferrite_map::move_lock::{Moving, SharedMoveLock};
 use ferrite_map::{BlockNo, Inum, MapError, MapTx, Mapping, PageId, PageRange, PageWord, Resource};
 use ferrite_pm::line_trace;
 use ferrite_pm::profile::{self, ProfileSpan as Spent};
-use ferrite_vfs::{DedupToken, FsError, Outcome, Result, SpaceOf, Unsupported};
+use ferrite_vfs::{DedupToken, FsError, Outcome, Result, SpaceOf};
 
-use crate::cache::inodes::InodeMem;
 use crate::format::checksum::crc32c;
 use crate::format::data_sum;
 use crate::format::inode::{INODE_WORDS, Inode};
 use crate::format::layout::{BLOCK_BYTES, LINE_BYTES};
 use crate::format::log_entry::NEXT_BYTES;
 use crate::format::outcome;
-use crate::format::unit::Unit;
-use crate::journal::{CommitError, Committed, Entered};
-use crate::pool::buffers::{Buffers, FilePages, Lease};
+use crate::journal::Entered;
+use crate::pool::buffers::{FilePages, Lease};
 use crate::pool::core::{Core, map_error};
 use crate::space::blocks::{Class, Token};
 use crate::space::names::NameTx;
 use crate::thread::thread_number;
 
-const NUMBERS_USED_UP: &str =
-    "the journal has used up its sequence numbers: the pool can be read, copy what it holds to a new one";
+pub(crate) use self::purpose::{Purpose, WhenFrozen};
 
 /// How far an operation has come on its way to the record. It only ever moves to a later stage: once the ring is
 /// locked, it may wait for nothing but memory.
@@ -47,6 +47,28 @@ enum Stage<'e> {
     FewBlocks(Entered<'e>),
 }
 
+/// How the content of the file that an operation changes may be written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Content {
+    /// Only the engine changes it: pages may have logs, and the record may carry checksums of the data.
+    Private,
+    /// It belongs to a bound file: pages are copied whole.
+    Bound,
+    /// Adapters may also change it in place, so the record must not carry a checksum of it.
+    Shared,
+}
+
+/// The facts about streamed data that the commit needs.
+#[derive(Default)]
+struct Streamed {
+    /// The record does not carry the checksum of some of it, so a fence is needed before the record.
+    is_uncovered: bool,
+    /// The last line of the log units.
+    last_unit: Option<u64>,
+    /// The line that the next operation will most likely read.
+    next_read: Option<u64>,
+}
+
 /// One operation before its commit.
 pub(crate) struct Tx<'e> {
     core: &'e Core,
@@ -56,22 +78,9 @@ pub(crate) struct Tx<'e> {
     /// Number of blocks taken from the reserve.
     from_reserve: usize,
     stage: Stage<'e>,
-    /// It has streamed data whose checksum the record does not carry, so a fence is needed before the record.
-    needs_fence: bool,
-    /// No caller waits until it is durable.
-    is_optional: bool,
-    /// On a frozen pool it fails.
-    fails_if_frozen: bool,
-    /// It does not count as a change of its inodes.
-    is_no_change: bool,
-    /// It changes a bound file: pages are copied whole.
-    is_bound: bool,
-    /// The last line of the log units that it streams.
-    last_unit: u64,
-    /// The next operation will most likely read that line.
-    is_repeated: bool,
-    /// Adapters may later change its data in place, so its record must not carry a checksum of that.
-    is_uncovered: bool,
+    purpose: Purpose,
+    content: Content,
+    streamed: Streamed,
     /// From the first read of the mapping until the words are set, for mappings whose entries may move.
     _shared: Option<SharedMoveLock<'e>>,
 }
@@ -79,14 +88,14 @@ pub(crate) struct Tx<'e> {
 impl<'e> Tx<'e> {
     /// An empty transaction whose allocations are [`Class::Ordinary`]. Waits for a move of the mapping's entries. Must
     /// not be created while this thread has another transaction.
-    pub(crate) fn new(core: &'e Core) -> Self {
+    pub(crate) fn new(core: &'e Core, purpose: Purpose) -> Self {
         let shared = profile::within(Spent::Lock, || {
             core.map.move_lock().map(|move_lock| move_lock.lock_shared())
         });
-        Self::with_move_lock(core, shared)
+        Self::with_move_lock(core, purpose, shared)
     }
 
-    fn with_move_lock(core: &'e Core, shared: Option<SharedMoveLock<'e>>) -> Self {
+    fn with_move_lock(core: &'e Core, purpose: Purpose, shared: Option<SharedMoveLock<'e>>) -> Self {
         Tx {
             core,
             buffers: Lease::take(),
@@ -94,63 +103,49 @@ impl<'e> Tx<'e> {
             class: Class::Ordinary,
             from_reserve: 0,
             stage: Stage::Gathering,
-            needs_fence: false,
-            is_optional: false,
-            fails_if_frozen: false,
-            is_no_change: false,
-            is_bound: false,
-            last_unit: 0,
-            is_repeated: false,
-            is_uncovered: false,
+            purpose,
+            content: Content::Private,
+            streamed: Streamed::default(),
             _shared: shared,
         }
     }
 
     /// The same for a change of the content of a file.
-    pub(crate) fn on(core: &'e Core, inode: &Inode) -> Self {
-        let mut tx = Self::new(core);
-        tx.is_bound = inode.is_bound();
-        // Elsewhere only the engine changes a bound file, and a fence may not be enough.
-        tx.is_uncovered = tx.is_bound && core.may_change_in_place() && !is_seeded(Bug::BoundCovered);
+    pub(crate) fn on(core: &'e Core, purpose: Purpose, inode: &Inode) -> Self {
+        let mut tx = Self::new(core, purpose);
+        if inode.is_bound() {
+            // Elsewhere only the engine changes a bound file, and a fence may not be enough.
+            tx.content = match core.may_change_in_place() && !is_seeded(Bug::BoundCovered) {
+                true => Content::Shared,
+                false => Content::Bound,
+            };
+        }
         tx
-    }
-
-    /// Whether it changes a bound file.
-    pub(crate) fn is_bound(&self) -> bool {
-        self.is_bound
     }
 
     /// The same for a move of the mapping's entries, by the thread that has the move lock exclusively.
     pub(crate) fn moving(core: &'e Core, _moving: &Moving<'_>) -> Self {
-        Self::with_move_lock(core, None)
+        Self::with_move_lock(core, Purpose::Change, None)
     }
 
-    /// Declares that no caller waits for this, as for an access time: it need not be durable soon, on a frozen pool it
-    /// fails instead of waiting, and it does not count as a change of the inode.
-    pub(crate) fn is_optional(&mut self) {
-        self.is_optional = true;
-        self.fails_if_frozen = true;
-        self.is_no_change = true;
+    /// Whether it changes a bound file.
+    pub(crate) fn is_bound(&self) -> bool {
+        self.content != Content::Private
+    }
+
+    /// Whether its record may carry checksums of the data that it streams.
+    fn may_cover(&self) -> bool {
+        self.content != Content::Shared
     }
 
     /// Whether streamed data waits for a fence, so that the ring should not be locked before.
     pub(crate) fn awaits_fence(&self) -> bool {
-        self.needs_fence
+        self.streamed.is_uncovered
     }
 
     /// Whether it has streamed a part of a log.
     pub(crate) fn streams_log_units(&self) -> bool {
-        self.last_unit != 0
-    }
-
-    /// Declares that it fails on a frozen pool instead of waiting.
-    pub(crate) fn does_not_wait(&mut self) {
-        self.fails_if_frozen = true;
-    }
-
-    /// Declares that it does not count as a change of its inodes, for attributes that a service keeps with them.
-    pub(crate) fn changes_nothing(&mut self) {
-        self.is_no_change = true;
+        self.streamed.last_unit.is_some()
     }
 
     /// Sets the class of the following allocations.
@@ -161,31 +156,6 @@ impl<'e> Tx<'e> {
     fn note_claim(&mut self, block: BlockNo, token: Token) {
         self.from_reserve += usize::from(token == Token::Reserve);
         self.buffers.claimed.push(Resource::Block(block));
-    }
-
-    /// Counts the log segments that it frees as waiting.
-    fn note_waiting_segments(&self) {
-        let unit = |resource: &Resource| match *resource {
-            Resource::LogSegment(unit) => Some(Unit::of_segment(unit)),
-            _ => None,
-        };
-        let mut units = self.buffers.freed.iter().filter_map(unit).peekable();
-        if units.peek().is_some() {
-            self.core.log_space.set_waiting(units, true);
-        }
-    }
-
-    /// Refuses to leave the reserve with less than before, beyond the debt that is allowed. The kind of operation does
-    /// not matter: tree nodes, for example, may make an overwrite take more than it frees.
-    #[cold]
-    fn check_reserve(&self) -> Result<()> {
-        let is_block = |resource: &&Resource| matches!(resource, Resource::Block(_));
-        let freed = self.buffers.freed.iter().chain(&self.buffers.freed_at_once);
-        let freed = freed.filter(is_block).count();
-        match self.from_reserve <= freed || self.core.alloc.may_owe() {
-            true => Ok(()),
-            false => Err(FsError::NoSpace(SpaceOf::Blocks)),
-        }
     }
 
     /// Whether `words` more words fit into its record.
@@ -259,7 +229,7 @@ impl<'e> Tx<'e> {
     /// Declares that few blocks will be streamed, and that the operation waits for nothing from here to the commit:
     /// their checksums then cost less than a separate fence.
     pub(crate) fn expect_few_blocks(&mut self) {
-        if !self.is_uncovered {
+        if self.may_cover() {
             self.stage = Stage::FewBlocks(self.enter());
         }
     }
@@ -281,7 +251,7 @@ impl<'e> Tx<'e> {
     /// thing streamed, and that it waits for nothing but memory from here to the commit. The ring is locked while those
     /// are on their way.
     pub(crate) fn set_single_page(&mut self) {
-        if !self.is_uncovered {
+        if self.may_cover() {
             self.stage = Stage::OnePage(self.enter());
         }
     }
@@ -318,7 +288,7 @@ impl<'e> Tx<'e> {
     /// Fills bytes of a block beyond the end of a bound file, where no reader looks. Durable before the record.
     pub(crate) fn stream_behind_end(&mut self, offset: u64, data: &[u8]) {
         self.core.region.stream(offset, data);
-        self.needs_fence = true;
+        self.streamed.is_uncovered = true;
     }
 
     /// Fills a claimed block whose content has its own checksum. Durable with the commit.
@@ -335,13 +305,13 @@ impl<'e> Tx<'e> {
             false => self.core.region.stream(offset, data),
         }
         let few = matches!(self.stage, Stage::FewBlocks(_));
-        let covered = (self.core.data_in_checksum || few) && !self.is_uncovered;
+        let covered = (self.core.data_in_checksum || few) && self.may_cover();
         if few && is_seeded(Bug::TornPage) {
         } else if covered {
             let check = profile::within(Spent::Checksum, || self.core.superblock.record_check().data(data));
             self.buffers.record.add_data(offset, data.len() as u32, check);
         } else {
-            self.needs_fence = true;
+            self.streamed.is_uncovered = true;
         }
     }
 
@@ -363,11 +333,11 @@ impl<'e> Tx<'e> {
     /// Declares that an operation like this one will follow: loads the lines that this one has streamed past the cache
     /// once they are durable, so that the next one does not wait for it.
     pub(crate) fn expect_another(&mut self) {
-        self.is_repeated = true;
+        self.streamed.next_read = self.streamed.last_unit;
     }
 
     fn stream_units(&mut self, offset: u64, bytes: &[u8], skip: usize) {
-        self.last_unit = offset + bytes.len() as u64 - LINE_BYTES;
+        self.streamed.last_unit = Some(offset + bytes.len() as u64 - LINE_BYTES);
         match self.stage {
             Stage::Gathering => self.buffers.staged.push(offset, bytes),
             Stage::OnePage(_) | Stage::FewBlocks(_) => self.core.region.stream(offset, bytes),
@@ -411,174 +381,12 @@ impl<'e> Tx<'e> {
         }
     }
 
-    /// Makes the inodes' mapped ranges cover the pages that the record maps, before any reader can find it.
-    fn widen_mapped_ranges(&self, inodes: &[&Arc<InodeMem>]) {
-        for &FilePages { ino, pages } in &self.buffers.mapped {
-            let inode = inodes.iter().find(|inode| inode.ino == ino);
-            let inode = inode.expect("who maps a page counts it in its inode");
-            inode
-                .mapped_ranges
-                .widen(pages.first, pages.end, &self.core.mapped_ranges_budget);
-        }
-    }
-
-    /// Makes the mapped ranges leave out the pages that the record has unmapped. The caller still has the locks.
-    fn narrow_mapped_ranges(&self, inodes: &[&Arc<InodeMem>]) {
-        for &FilePages { ino, pages } in &self.buffers.cleared {
-            if let Some(inode) = inodes.iter().find(|inode| inode.ino == ino) {
-                inode
-                    .mapped_ranges
-                    .clear(pages.first, pages.end, &self.core.mapped_ranges_budget);
-            }
-        }
-    }
-
     /// Claims a free inode number.
     pub(crate) fn alloc_inode(&mut self) -> Result<Inum> {
         let _span = profile::enter(Spent::Claim);
         let ino = self.core.claim_inode().ok_or(FsError::NoSpace(SpaceOf::Inodes))?;
         self.buffers.claimed.push(Resource::Inode(ino));
         Ok(ino)
-    }
-
-    /// Commits a move of the mapping's entries. All earlier records name the old places and all later ones the new
-    /// places, so its number is between theirs.
-    pub(crate) fn commit_move(mut self) -> Result<()> {
-        let journal = &self.core.journal;
-        self.min_seq = journal.newest_seq();
-        if is_seeded(Bug::SplitForgetsCopy) {
-            self.buffers
-                .map_words
-                .remove(&(self.core.superblock.map_offset + LINE_BYTES));
-        }
-        if is_seeded(Bug::MoveForgetsWord) {
-            let first = self.buffers.map_words.keys().min().copied();
-            first.map(|offset| self.buffers.map_words.remove(&offset));
-        }
-        self.commit(&[])?;
-        if !is_seeded(Bug::MoveForgetsFloor) {
-            journal.raise_floor();
-        }
-        Ok(())
-    }
-
-    /// Commits and applies. `inodes` are all inodes whose words or entries change; the caller holds their locks
-    /// exclusively, or no other thread can know them yet. On return the operation is durable.
-    pub(crate) fn commit(mut self, inodes: &[&Arc<InodeMem>]) -> Result<()> {
-        let _span = profile::enter(Spent::Record);
-        self.complete_record();
-        if self.buffers.record.is_empty() {
-            return Ok(());
-        }
-        if self.from_reserve > 0 {
-            self.check_reserve()?;
-        }
-        self.core.check_writable()?;
-        self.widen_mapped_ranges(inodes);
-        self.persist_uncovered()?;
-        self.note_waiting_segments();
-        let min_seq = inodes.iter().map(|inode| inode.last_seq()).fold(self.min_seq, u64::max);
-        let mut was_full = false;
-        loop {
-            match self.write_record(inodes, min_seq) {
-                Ok(committed) => return self.publish(inodes, committed),
-                // Mostly another thread is about to empty the ring: its progress by then is enough.
-                Err(CommitError::RingFull) if !std::mem::replace(&mut was_full, true) => self.core.relieve()?,
-                Err(CommitError::RingFull) => self.core.reclaim()?,
-                Err(CommitError::Frozen) if self.fails_if_frozen => return Err(FsError::ReadOnly),
-                Err(CommitError::Frozen) => self.core.journal.wait_for_thaw(),
-                Err(CommitError::TooLong) => return Err(FsError::NotSupported(Unsupported::StepSize)),
-                Err(CommitError::NumbersUsedUp) => return Err(self.core.stop_changes(NUMBERS_USED_UP.into())),
-                Err(CommitError::Closed) => {
-                    // Unmounted since the last check, or another record has just failed.
-                    self.core.check_writable()?;
-                    return Err(FsError::ReadOnly);
-                }
-                Err(CommitError::Medium(error)) => {
-                    // The record may have survived: the space it names must not be reused before the next mount.
-                    self.buffers.claimed.clear();
-                    return Err(self.core.fail(&error));
-                }
-            }
-        }
-    }
-
-    /// First step of a commit: the words of the mapping, which transactions keep apart, join the record.
-    #[inline]
-    fn complete_record(&mut self) {
-        if self.core.region.defers_write_back() && !is_seeded(Bug::NodeWithoutWords) {
-            // No fence comes between nodes and the record that links them, so it has their words.
-            self.buffers.record_fresh_nodes();
-        }
-        if !self.buffers.map_words.is_empty() {
-            self.buffers.record_map_words();
-        }
-    }
-
-    /// Second step: stores the data that the record will name without covering it by its checksum, and fences it, so
-    /// that it is durable before the record can be.
-    #[inline]
-    fn persist_uncovered(&mut self) -> Result<()> {
-        self.needs_fence |= self.buffers.fresh.stream(&self.core.region);
-        if self.needs_fence {
-            self.core.region.fence().map_err(|error| self.core.fail(&error))?;
-        }
-        if self.core.region.defers_write_back() {
-            // Nothing names these blocks before the record; and no ring is locked meanwhile, if it need not be.
-            self.buffers.staged.stream(&self.core.region);
-            self.buffers.staged.clear();
-        }
-        Ok(())
-    }
-
-    /// Third step: the record goes to a ring, is fenced, and its words are set.
-    #[inline]
-    fn write_record(&mut self, inodes: &[&Arc<InodeMem>], min_seq: u64) -> std::result::Result<Committed, CommitError> {
-        let entered = self.enter();
-        let Buffers {
-            record, freed, staged, ..
-        } = &mut *self.buffers;
-        let stream = || profile::within(Spent::Stream, || staged.stream(&self.core.region));
-        let announce = || {
-            profile::turn_to(Spent::Books);
-            inodes.iter().for_each(|inode| inode.begin_change());
-        };
-        let journal = &self.core.journal;
-        journal.commit(entered, record, freed, min_seq, stream, announce)
-    }
-
-    /// Last step: waits for the sync that makes the record durable, if it is not yet, and shows the change to others.
-    #[inline]
-    fn publish(&mut self, inodes: &[&Arc<InodeMem>], committed: Committed) -> Result<()> {
-        if self.core.syncs_commits && !self.is_optional {
-            // Without the ring, so that others commit meanwhile and share the sync; with the inodes, so that no reader
-            // sees changes that are not durable yet.
-            self.core.journal.sync().map_err(|error| {
-                self.buffers.claimed.clear();
-                self.core.fail(&error)
-            })?;
-        }
-        for inode in inodes {
-            match self.is_no_change {
-                true => inode.set_last_seq(committed.seq),
-                false => inode.set_changed(committed.seq),
-            }
-        }
-        self.buffers.claimed.clear();
-        self.narrow_mapped_ranges(inodes);
-        for resource in self.buffers.freed_at_once.drain(..) {
-            if let Resource::NameSlot(slot) = resource {
-                self.core.names.note_freed(slot, committed.seq);
-            }
-            self.core.release(resource);
-        }
-        if self.is_repeated {
-            self.core.region.prefetch(self.last_unit);
-        }
-        if committed.crowded {
-            self.core.make_space()?;
-        }
-        Ok(())
     }
 }
 
