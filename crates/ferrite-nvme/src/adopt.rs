@@ -9,8 +9,8 @@ use ferrite_vfs::{FileKind, Ino, Outcome, ROOT_INO, Result};
 use std::sync::Arc;
 
 use crate::FILE_BYTES_MAX;
-use crate::blobs::Place;
 use crate::check::Mend;
+use crate::content_store::Place;
 use crate::core::Core;
 use crate::format::key;
 use crate::format::node::{Content, Node};
@@ -25,11 +25,8 @@ impl Core {
     /// How a repair treats a blob that nothing names. An empty blob is deleted, and so is one whose metadata is partly
     /// unreadable.
     pub(crate) fn mend_nameless(&self, place: Place) -> Mend {
-        let is_older = self
-            .blobs
-            .store(place.store)
-            .is_ok_and(|store| store.older().contains(&place.blob));
-        let holds = self.blobs.blob(place).is_ok_and(|blob| blob.valid_len() > 0);
+        let is_older = self.content.is_older(place);
+        let holds = self.content.open(place).is_ok_and(|blob| blob.valid_len() > 0);
         match is_older || holds {
             true => Mend::Found(place),
             false => Mend::Detach(place),
@@ -39,9 +36,9 @@ impl Core {
     /// Makes a file of a blob.
     pub(crate) fn adopt_blob(self: &Arc<Core>, place: Place) -> Result<()> {
         let dir = self.lost_and_found()?;
-        let was_older = self.take_older(place)?;
-        let blob = self.blobs.blob(place)?;
-        let tail = Tail::decode(&blob.metadata()).filter(|tail| tail.size <= FILE_BYTES_MAX);
+        let was_older = self.content.accept_older(place)?;
+        let blob = self.content.open(place)?;
+        let tail = Tail::decode(&blob.tail()?).filter(|tail| tail.size <= FILE_BYTES_MAX);
         let ino = self.number_of(tail.as_ref())?;
         let now = self.now();
         let tail = tail.unwrap_or(Tail {
@@ -71,7 +68,7 @@ impl Core {
             content: Content::Blob(place),
         };
         // The blob records its inode before a node names it.
-        blob.set_metadata(&Tail::of(ino, &node).encode())?;
+        blob.set_tail(&Tail::of(ino, &node).encode())?;
         let mut step = self.own_step()?;
         step.txn.put(&key::node(ino), &node.encode())?;
         step.txn.delete(&key::detached(place))?;
@@ -83,16 +80,6 @@ impl Core {
         };
         self.put_lost(&mut step, dir, ino, name.as_bytes())?;
         step.commit(|| Outcome::Done)
-    }
-
-    /// Accepts the older state of a blob if only that is left, and returns whether it was so.
-    pub(crate) fn take_older(&self, place: Place) -> Result<bool> {
-        let store = self.blobs.store(place.store)?;
-        let is_older = store.older().contains(&place.blob);
-        if is_older {
-            store.accept_older(place.blob)?;
-        }
-        Ok(is_older)
     }
 
     /// The number that a blob's file had, if it is unused, or else a new one.
@@ -134,12 +121,12 @@ impl Core {
         let Content::Blob(place) = node.content else {
             return Ok(());
         };
-        let blob = self.blobs.blob(place)?;
+        let blob = self.content.open(place)?;
         node.allocated_bytes = blob.allocated_bytes();
         node.change = node.change.max(self.next_change());
         step.txn.put(&key::node(ino), &node.encode())?;
         step.txn.delete(&key::ahead(ino))?;
         step.commit(|| Outcome::Done)?;
-        Ok(blob.set_metadata(&Tail::of(ino, &node).encode())?)
+        Ok(blob.set_tail(&Tail::of(ino, &node).encode())?)
     }
 }

@@ -8,7 +8,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ferrite_blob::Blob;
 use ferrite_vfs::posix::{self, Access};
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, FileKind, FsError, Ino, Outcome, ROOT_INO, Result, SetAttr, SetTime, SpaceOf,
@@ -16,8 +15,9 @@ use ferrite_vfs::{
 };
 
 use crate::FILE_BYTES_MAX;
-use crate::blobs::{Place, truncate_to};
+use crate::blobs::space_in_one;
 use crate::content::Change;
+use crate::content_store::{self, Blob, Place, truncate_to};
 use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::{Content, Edge, Node};
@@ -35,16 +35,10 @@ const RACES_MAX: usize = 64;
 /// A file that grows by at most this part of the free space, without a write, gets its space at once.
 const PREALLOCATED_SHARE: u64 = 8;
 
-/// Whether a file that is extended this much gets its space at once (RUFS, section 2.4), given this much free space in
-/// one store, since a blob lies in one. A file that is meant to be sparse is long compared with the free space.
-fn preallocates(bytes: u64, free_bytes: u64) -> bool {
-    bytes <= free_bytes / PREALLOCATED_SHARE
-}
-
 /// Preallocates space for a blob, if there is enough.
-fn preallocate(blob: &Blob, from: u64, to: u64) -> ferrite_blob::Result<()> {
+fn preallocate(blob: &dyn Blob, from: u64, to: u64) -> content_store::Result<()> {
     match blob.reserve(from, to - from, None) {
-        Err(ferrite_blob::Error::NoSpace | ferrite_blob::Error::TooManyPieces) => Ok(()),
+        Err(content_store::Error::NoSpace) => Ok(()),
         other => other,
     }
 }
@@ -55,10 +49,16 @@ struct Resized {
     /// The blob that the file no longer has.
     freed: Option<Place>,
     /// The blob that is longer than the file.
-    truncated: Option<Blob>,
+    truncated: Option<Arc<dyn Blob>>,
 }
 
 impl Core {
+    /// Whether a file that is extended this much gets its space at once (RUFS, section 2.4), given this much free space
+    /// in one store, since a blob lies in one. A file that is meant to be sparse is long compared with the free space.
+    fn preallocates(&self, bytes: u64, free_bytes: u64) -> bool {
+        self.content_limits.has_reservations && bytes <= free_bytes / PREALLOCATED_SHARE
+    }
+
     /// The node after a change of attributes that the rules allow.
     fn changed(
         &self,
@@ -145,7 +145,7 @@ impl Core {
         let grows_to = set.size.filter(|&size| size > old_size);
         if let (Content::Inline(_) | Content::Beside(_), Some(size)) = (&node.content, grows_to)
             && !self.is_small(size)
-            && preallocates(size, self.blobs.space_in_one())
+            && self.preallocates(size, space_in_one(&*self.content))
         {
             let attr = node.attr(pinned.ino);
             let change = Change {
@@ -160,13 +160,13 @@ impl Core {
             return Ok(self.attr(pinned, state));
         }
         if let (Content::Blob(place), Some(size)) = (&node.content, grows_to)
-            && preallocates(size - old_size, self.blobs.store(place.store)?.space().free_bytes)
+            && self.preallocates(size - old_size, self.content.space(place.store)?.free_bytes)
         {
             // A crash before the new size is stored leaves the blob space that no reader sees; a refusal must not.
             step.admit()?;
-            let blob = self.content(pinned.ino, state)?;
-            truncate_to(blob, old_size)?;
-            preallocate(blob, old_size, size)?;
+            let blob = self.blob_of(pinned.ino, state)?;
+            truncate_to(&**blob, old_size)?;
+            preallocate(&**blob, old_size, size)?;
         }
         let resized = match set.size {
             Some(size) => self.resize(&mut step, pinned, state, &mut node, size)?,
@@ -215,11 +215,11 @@ impl Core {
                 node.allocated_bytes = 0;
             }
             Content::Blob(_) if size < old_size => {
-                resized.truncated = Some(self.content(pinned.ino, state)?.clone());
+                resized.truncated = Some(Arc::clone(self.blob_of(pinned.ino, state)?));
                 // The next start checks whether it was truncated.
                 step.txn.put(&key::ahead(pinned.ino), b"")?;
             }
-            Content::Blob(_) if size > old_size => truncate_to(self.content(pinned.ino, state)?, old_size)?,
+            Content::Blob(_) if size > old_size => truncate_to(&**self.blob_of(pinned.ino, state)?, old_size)?,
             Content::Blob(_) => {}
         }
         Ok(resized)
@@ -240,6 +240,7 @@ impl Core {
                 // The change is complete as far as any caller can see; the rest is truncated before the file grows
                 // again.
                 tracing::warn!(ino, %error, "a blob could not be truncated");
+                self.check_owned();
             }
         }
     }

@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use ferrite_vfs::{FileKind, Ino, ROOT_INO, Result};
 
-use crate::blobs::Place;
+use crate::content_store::Place;
 use crate::core::Core;
 use crate::data::{self, Shows, WRONG};
 use crate::format::key;
@@ -186,6 +186,10 @@ struct Seen {
     detached: HashSet<Place>,
     blobs: HashSet<Place>,
     users: HashMap<Place, Ino>,
+    /// Data stores that are not available.
+    missing: HashSet<u16>,
+    /// Data stores that cannot list their blobs.
+    unlisted: HashSet<u16>,
     /// Blobs that name what belongs to another.
     tangled: HashSet<Place>,
     /// Blobs of which only an older state is left.
@@ -334,25 +338,25 @@ impl Core {
     }
 
     fn read_stores(&self, report: &mut Report, seen: &mut Seen) -> Result<()> {
-        for (number, store) in self.blobs.stores.iter().enumerate() {
-            let Some(store) = store else {
+        for number in 0..self.content.stores() {
+            if self.content.space(number).is_err() {
                 report.found(
                     format!("data store {number} is not available; its files were not checked"),
                     None,
                 );
+                seen.missing.insert(number);
                 continue;
-            };
-            let store_number = number as u16;
-            for what in store.damage() {
-                report.found(format!("data store {number}: {what}"), Some(Mend::Store(store_number)));
             }
-            let place = |blob| Place {
-                store: store_number,
-                blob,
-            };
-            seen.blobs.extend(store.ids()?.into_iter().map(place));
-            seen.tangled.extend(store.tangled().into_iter().map(place));
-            seen.older.extend(store.older().into_iter().map(place));
+            let survey = self.content.survey(number)?;
+            for what in survey.damage {
+                report.found(format!("data store {number}: {what}"), Some(Mend::Store(number)));
+            }
+            match survey.blobs {
+                Some(blobs) => seen.blobs.extend(blobs),
+                None => drop(seen.unlisted.insert(number)),
+            }
+            seen.tangled.extend(survey.tangled);
+            seen.older.extend(survey.older);
         }
         for (&ino, node) in &seen.nodes {
             if let Content::Blob(place) = node.content

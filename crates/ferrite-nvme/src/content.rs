@@ -11,7 +11,6 @@
 
 use std::sync::Arc;
 
-use ferrite_blob::Blob;
 use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_vfs::buffers::Buffer;
 use ferrite_vfs::{
@@ -20,7 +19,7 @@ use ferrite_vfs::{
 };
 
 use crate::FILE_BYTES_MAX;
-use crate::blobs::truncate_to;
+use crate::content_store::{self, Blob, truncate_to};
 use crate::core::{Core, Step, TIME_STEP};
 use crate::data;
 use crate::format::key;
@@ -83,9 +82,9 @@ impl NvmeFile {
                 buf[have..].fill(0);
             }
             Content::Blob(_) if count > 0 => {
-                let (ino, blob) = (self.pinned.ino, core.content(self.pinned.ino, &state)?);
+                let (ino, blob) = (self.pinned.ino, core.blob_of(self.pinned.ino, &state)?);
                 let read = blob.read_at(buf, offset);
-                read.map_err(|error| data::unreadable(ino, blob, offset..offset + count as u64, error))?;
+                read.map_err(|error| data::unreadable(ino, &**blob, offset..offset + count as u64, error))?;
             }
             _ => {}
         }
@@ -140,16 +139,16 @@ pub(crate) struct Change {
 
 impl Core {
     /// The blob of a file.
-    pub(crate) fn content<'s>(&self, ino: Ino, state: &'s State) -> Result<&'s Blob> {
+    pub(crate) fn blob_of<'s>(&self, ino: Ino, state: &'s State) -> Result<&'s Arc<dyn Blob>> {
         if let Some(blob) = state.blob.get() {
             return Ok(blob);
         }
         let Content::Blob(place) = state.node.content else {
             return Err(FsError::damaged(ino, "it has no blob"));
         };
-        let blob = self.blobs.blob(place).map_err(|error| match error {
-            FsError::NotFound => FsError::damaged(ino, format!("its {place} is missing")),
-            other => other,
+        let blob = self.content.open(place).map_err(|error| match error {
+            content_store::Error::NotFound => FsError::damaged(ino, format!("its {place} is missing")),
+            other => other.into(),
         })?;
         Ok(state.blob.get_or_init(|| blob))
     }
@@ -231,7 +230,7 @@ impl Core {
         state: &mut State,
         mut change: Change,
         outcome: impl FnOnce() -> Outcome,
-        work: impl FnOnce(&Blob, Option<&[u8]>) -> ferrite_blob::Result<()>,
+        work: impl FnOnce(&dyn Blob, Option<&[u8]>) -> content_store::Result<()>,
     ) -> Result<()> {
         let rights_first = change.takes_rights && change.is_in_place && !is_seeded(Bug::RightsLast);
         let in_step = step.has_token() || change.takes_rights && !rights_first;
@@ -240,7 +239,7 @@ impl Core {
             step.admit()?;
         }
         if change.node.size > state.node.size {
-            truncate_to(self.content(pinned.ino, state)?, state.node.size)?;
+            truncate_to(&**self.blob_of(pinned.ino, state)?, state.node.size)?;
         }
         let mut before = None;
         if rights_first {
@@ -274,10 +273,12 @@ impl Core {
         state: &mut State,
         Change { mut node, left, .. }: Change,
         outcome: impl FnOnce() -> Outcome,
-        work: impl FnOnce(&Blob, Option<&[u8]>) -> ferrite_blob::Result<()>,
+        work: impl FnOnce(&dyn Blob, Option<&[u8]>) -> content_store::Result<()>,
     ) -> Result<()> {
-        let blob = self.content(pinned.ino, state)?.clone();
-        work(&blob, None)?;
+        let blob = Arc::clone(self.blob_of(pinned.ino, state)?);
+        work(&*blob, None)?;
+        // The step must not be durable before the content that it speaks of.
+        blob.sync()?;
         node.allocated_bytes = blob.allocated_bytes();
         left.put(&mut step, pinned.ino)?;
         step.txn.put(&key::node(pinned.ino), &node.encode())?;
@@ -292,23 +293,24 @@ impl Core {
         pinned: &InodeRef,
         state: &mut State,
         node: &Node,
-        work: impl FnOnce(&Blob, Option<&[u8]>) -> ferrite_blob::Result<()>,
+        work: impl FnOnce(&dyn Blob, Option<&[u8]>) -> content_store::Result<()>,
     ) -> Result<()> {
-        let blob = self.content(pinned.ino, state)?.clone();
+        let blob = Arc::clone(self.blob_of(pinned.ino, state)?);
         let is_due = node.ctime.0.abs_diff(pinned.live().stored.0) > TIME_STEP.as_nanos() as u64;
         if is_due || node.size != state.node.size {
             self.go_ahead(pinned.ino, state)?;
             if is_seeded(Bug::SizeFirst) {
-                blob.set_metadata(&Tail::of(pinned.ino, node).encode())?;
+                blob.set_tail(&Tail::of(pinned.ino, node).encode())?;
             }
-            let done = work(&blob, Some(&Tail::of(pinned.ino, node).encode()));
+            let done = work(&*blob, Some(&Tail::of(pinned.ino, node).encode()));
             if done.is_err() {
-                // It may be there after all: the node must not be behind it when its record goes.
-                pinned.with_live(|live| (live.change, live.is_dirty) = (node.change, true));
+                // It may be there after all, or may come yet: the node is ahead of it when its record goes.
+                let change = self.next_change();
+                pinned.with_live(|live| (live.change, live.is_dirty) = (change, true));
             }
             done?;
         } else {
-            work(&blob, None)?;
+            work(&*blob, None)?;
         }
         pinned.with_live(|live| {
             (live.mtime, live.ctime, live.change) = (node.mtime, node.ctime, node.change);
@@ -329,7 +331,7 @@ impl Core {
         state: &mut State,
         change: Change,
         outcome: impl FnOnce() -> Outcome,
-        work: impl FnOnce(&Blob) -> ferrite_blob::Result<()>,
+        work: impl FnOnce(&dyn Blob) -> content_store::Result<()>,
     ) -> Result<()> {
         let Change {
             mut node,
@@ -344,8 +346,9 @@ impl Core {
                 blob.write_at(&bytes, 0, None)?;
             }
             self.drop_small(&mut step, pinned.ino, &state.node.content)?;
-            work(&blob)?;
-            blob.set_metadata(&Tail::of(pinned.ino, &node).encode())?;
+            work(&*blob)?;
+            blob.set_tail(&Tail::of(pinned.ino, &node).encode())?;
+            blob.sync()?;
             node.content = Content::Blob(place);
             node.allocated_bytes = blob.allocated_bytes();
             left.put(&mut step, pinned.ino)?;
@@ -361,7 +364,7 @@ impl Core {
         }();
         if let Err(error) = moved {
             // Its record stands.
-            self.blobs.note_failure(place.store, &error);
+            self.note_failure(place.store, &error);
             self.housekeeper.delete_later(place);
             return Err(error);
         }
@@ -469,7 +472,7 @@ impl Core {
             change.wanted_bytes = len;
         }
         change.is_in_place = !matches!(mode, FallocateMode::Allocate { .. });
-        let work = |blob: &Blob, tail: Option<&[u8]>| match mode {
+        let work = |blob: &dyn Blob, tail: Option<&[u8]>| match mode {
             FallocateMode::PunchHole => blob.punch(offset, len, tail),
             FallocateMode::Allocate { .. } => blob.reserve(offset, len, tail),
             FallocateMode::ZeroRange { .. } => blob.zero(offset, len, tail),
@@ -554,7 +557,7 @@ impl OpenFile for NvmeFile {
         let found = match &state.node.content {
             Content::Inline(bytes) => Some(offset).filter(|&offset| offset < bytes.len() as u64),
             Content::Beside(beside) => Some(offset).filter(|&offset| offset < beside.len_bytes.into()),
-            Content::Blob(_) => self.core().content(self.pinned.ino, &state)?.next_data(offset),
+            Content::Blob(_) => self.core().blob_of(self.pinned.ino, &state)?.next_data(offset)?,
         };
         found.filter(|&at| at < state.node.size).ok_or(FsError::NoSuchAddress)
     }
@@ -568,12 +571,21 @@ impl OpenFile for NvmeFile {
         let found = match &state.node.content {
             Content::Inline(bytes) => offset.max(bytes.len() as u64),
             Content::Beside(beside) => offset.max(beside.len_bytes.into()),
-            Content::Blob(_) => self.core().content(self.pinned.ino, &state)?.next_hole(offset),
+            Content::Blob(_) => self.core().blob_of(self.pinned.ino, &state)?.next_hole(offset)?,
         };
         Ok(found.min(size))
     }
 
     fn fsync(&self, _: &Ctx) -> Result<()> {
-        self.core().check_open()
+        let core = self.core();
+        core.check_open()?;
+        if core.content_limits.is_durable_at_once || core.is_read_only {
+            return Ok(());
+        }
+        let state = self.pinned.read()?;
+        match &state.node.content {
+            Content::Blob(_) => Ok(core.blob_of(self.pinned.ino, &state)?.sync()?),
+            Content::Inline(_) | Content::Beside(_) => Ok(()),
+        }
     }
 }

@@ -16,7 +16,8 @@ use ferrite_vfs::locks::LockTable;
 use ferrite_vfs::workers::Workers;
 use ferrite_vfs::{BadArgument, Ctx, DedupToken, FsError, Ino, Outcome, Result, Timestamp, Unsupported, dedup};
 
-use crate::blobs::Blobs;
+use crate::blobs::MadeBlobs;
+use crate::content_store::{ContentStore, Limits, UniqueIds};
 use crate::format::key;
 use crate::format::pool::PoolRecord;
 use crate::freeze_barrier::FreezeBarrier;
@@ -39,7 +40,11 @@ pub(crate) type Clock = Box<dyn Fn() -> Timestamp + Send + Sync>;
 /// The engine.
 pub(crate) struct Core {
     pub(crate) meta: Box<dyn MetaStore>,
-    pub(crate) blobs: Blobs,
+    pub(crate) content: Box<dyn ContentStore>,
+    pub(crate) content_limits: Limits,
+    /// The ids of this opening.
+    pub(crate) blob_ids: UniqueIds,
+    pub(crate) made_blobs: MadeBlobs,
     pub(crate) table: Table,
     pub(crate) locks: LockTable,
     /// Moves of directories alone, moves of files between directories together: no directory's parents change while
@@ -155,6 +160,13 @@ impl Core {
         }
     }
 
+    /// Stops changes if another owner has taken over the content. Called when something has failed.
+    pub(crate) fn check_owned(&self) {
+        if let Err(error) = self.content.health() {
+            self.failed.lock().get_or_insert_with(|| error.to_string());
+        }
+    }
+
     /// Only the next start knows whether the change was made.
     fn commit_failed(&self, error: ferrite_meta::Error) -> FsError {
         if error.is_fatal() {
@@ -201,6 +213,9 @@ impl Core {
             };
         }
         let answer = change(self.step_of(ctx));
+        if answer.is_err() {
+            self.check_owned();
+        }
         if let (Some(token), Err(error)) = (ctx.token, &answer)
             && dedup::keeps(error)
         {

@@ -6,10 +6,11 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use ferrite_blob::{Blob, CLUSTER_BYTES, DataDamage, PAGE_BYTES};
+use ferrite_blob::{CLUSTER_BYTES, PAGE_BYTES};
 use ferrite_vfs::{FsError, Ino, Result};
 
-use crate::blobs::Place;
+use crate::blobs::capacity;
+use crate::content_store::{self, Blob, DataDamage, Place};
 use crate::core::Core;
 use crate::format::key;
 use crate::format::node::{Content, Node};
@@ -39,8 +40,8 @@ pub(crate) fn bytes_in_words(ranges: &[Range<u64>]) -> String {
 }
 
 /// An error of reading a part of a file, which names the damaged bytes.
-pub(crate) fn unreadable(ino: Ino, blob: &Blob, bytes: Range<u64>, error: ferrite_blob::Error) -> FsError {
-    let ferrite_blob::Error::Damaged(what) = &error else {
+pub(crate) fn unreadable(ino: Ino, blob: &dyn Blob, bytes: Range<u64>, error: content_store::Error) -> FsError {
+    let content_store::Error::Damaged(what) = &error else {
         return error.into();
     };
     let mut at = bytes.start / CLUSTER_BYTES * CLUSTER_BYTES;
@@ -94,7 +95,7 @@ impl Core {
     /// Errors of the stores.
     pub(crate) fn verify_data(&self, bytes_a_s: Option<u64>, show: Shows<'_>) -> Result<DataFound> {
         let mut found = DataFound::default();
-        let verifies = |place: &Place| self.blobs.store(place.store).is_ok_and(|store| store.has_checksums());
+        let verifies = |place: &Place| self.content.has_checksums(place.store);
         let files: Vec<(Ino, Place)> = self
             .files_in_blobs()?
             .into_iter()
@@ -103,7 +104,7 @@ impl Core {
         if files.is_empty() {
             return Ok(found);
         }
-        let capacity = self.blobs.capacity();
+        let capacity = capacity(&*self.content);
         let total = capacity.bytes - capacity.free_bytes;
         let pace = Pace {
             start: Instant::now(),
@@ -111,10 +112,10 @@ impl Core {
         };
         let mut done = 0;
         for (ino, place) in files {
-            let Ok(blob) = self.blobs.blob(place) else { continue };
+            let Ok(blob) = self.content.open(place) else { continue };
             let mut damaged = DataDamage::default();
             let mut at = 0;
-            while let Some(from) = blob.next_data(at).filter(|&from| from < blob.valid_len()) {
+            while let Some(from) = blob.next_data(at)?.filter(|&from| from < blob.valid_len()) {
                 let to = ((from / CLUSTER_BYTES + 1) * CLUSTER_BYTES).min(blob.valid_len());
                 match blob.damaged(from, to - from) {
                     Ok(more) => {

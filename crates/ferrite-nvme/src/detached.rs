@@ -1,20 +1,18 @@
 //! Blobs that no node names: new ones, and those of removed files.
 //!
-//! Blobs go round robin over the stores (RUFS, section 2.5). A blob that no node names yet, or no longer, has a record
-//! in the metadata store (RUFS, figure 5): the record is there before anything can go wrong with the blob, and goes in
-//! the step that makes a node name it. Blobs are made in advance, some at a time, so that a file that gets one waits
-//! for one transaction and not for three writes.
+//! A blob that no node names yet, or no longer, has a record in the metadata store (RUFS, figure 5): the record is
+//! there before anything can go wrong with the blob, and goes in the step that makes a node name it. Blobs are made in
+//! advance, some at a time, so that a file that gets one waits for one transaction and not for three writes.
 //!
 //! Invariant: a blob has either a record or a node that names it, never both, never neither.
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
 
-use ferrite_blob::{Blob, BlobId};
 use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_vfs::{FsError, Result, SpaceOf};
 
-use crate::blobs::{Place, place_of};
+use crate::blobs::Made;
+use crate::content_store::Place;
 use crate::core::Core;
 use crate::format::key;
 
@@ -22,26 +20,24 @@ use crate::format::key;
 const MADE_AT_ONCE: usize = 16;
 
 impl Core {
-    /// A blob that only its record names, in a store with space for `wanted_bytes` if one exists. The step that names
-    /// it removes the record.
-    pub(crate) fn take_blob(&self, wanted_bytes: u64) -> Result<(Place, Blob)> {
-        let first = self.blobs.next.fetch_add(1, Ordering::Relaxed);
+    /// A blob that only its record names, in a data store with space for `wanted_bytes` if one exists. The step that
+    /// names it removes the record.
+    pub(crate) fn take_blob(&self, wanted_bytes: u64) -> Result<Made> {
         let mut refused = FsError::NoSpace(SpaceOf::Blocks);
-        let has_space = |&number: &usize| {
-            let store = self.blobs.stores[number].as_ref();
-            store.is_some_and(|store| store.space().free_bytes >= wanted_bytes)
+        let has_space = |&store: &u16| {
+            let space = self.content.space(store);
+            space.is_ok_and(|space| space.free_bytes >= wanted_bytes)
         };
-        // Another store, if this one is full or fails.
-        for number in self.blobs.turns(first).into_iter().filter(has_space) {
-            let made = &self.blobs.made[number];
-            if let Some(blob) = made.lock().pop_front() {
-                return Ok((place_of(number, &blob), blob));
+        // Another data store, if this one is full or fails.
+        for store in self.content.turns().into_iter().filter(has_space) {
+            if let Some(made) = self.made_blobs.take(store) {
+                return Ok(made);
             }
-            match self.make_blobs(number) {
-                Ok(Some(blob)) => return Ok((place_of(number, &blob), blob)),
+            match self.make_blobs(store) {
+                Ok(Some(made)) => return Ok(made),
                 Ok(None) => {}
                 Err(error) => {
-                    self.blobs.note_failure(number as u16, &error);
+                    self.note_failure(store, &error);
                     refused = error;
                 }
             }
@@ -49,31 +45,35 @@ impl Core {
         Err(refused)
     }
 
-    fn make_blobs(&self, number: usize) -> Result<Option<Blob>> {
-        let Some(store) = &self.blobs.stores[number] else {
-            return Ok(None);
-        };
-        let ids = store.reserve_some(MADE_AT_ONCE)?;
+    /// A data store has failed to take a new file.
+    pub(crate) fn note_failure(&self, store: u16, error: &FsError) {
+        if matches!(error, FsError::Io(_)) {
+            self.content.note_failure(store);
+        }
+    }
+
+    fn make_blobs(&self, store: u16) -> Result<Option<Made>> {
+        let places = self.content.reserve(store, MADE_AT_ONCE, &self.blob_ids)?;
         // First the records, then the blobs: a crash in between leaves records of blobs that were never made.
-        if let Err(error) = self.record_detached(number as u16, &ids) {
-            store.give_back(&ids);
+        if let Err(error) = self.record_detached(&places) {
+            self.content.give_back(&places);
             return Err(error);
         }
         let mut made = VecDeque::new();
         let mut failed = Ok(());
-        for (index, &id) in ids.iter().enumerate() {
-            match store.create(id, &[]) {
-                Ok(blob) => made.push_back(blob),
+        for (index, &place) in places.iter().enumerate() {
+            match self.content.create(place) {
+                Ok(blob) => made.push_back((place, blob)),
                 Err(error) => {
                     // This blob is known only to have failed. The next start looks at it.
-                    store.give_back(&ids[index + 1..]);
+                    self.content.give_back(&places[index + 1..]);
                     failed = Err(error.into());
                     break;
                 }
             }
         }
         let one = made.pop_front();
-        self.blobs.made[number].lock().append(&mut made);
+        self.made_blobs.add(store, made);
         match one {
             None => failed.map(|()| None),
             some => Ok(some),
@@ -81,11 +81,11 @@ impl Core {
     }
 
     /// Stores the records of blobs that are about to be made.
-    fn record_detached(&self, store: u16, ids: &[BlobId]) -> Result<()> {
+    fn record_detached(&self, places: &[Place]) -> Result<()> {
         let mut step = self.own_step()?;
-        for &blob in ids {
+        for &place in places {
             if !is_seeded(Bug::NoRecordOfNewBlobs) {
-                step.txn.put(&key::detached(Place { store, blob }), b"")?;
+                step.txn.put(&key::detached(place), b"")?;
             }
         }
         step.commit(|| ferrite_vfs::Outcome::Done)
@@ -96,16 +96,13 @@ impl Core {
     pub(crate) fn delete_blobs(&self, places: &[Place]) -> Result<()> {
         let mut step = self.own_step()?;
         for &place in places {
-            let deleted = self
-                .blobs
-                .store(place.store)
-                .and_then(|store| match store.delete(place.blob) {
-                    Err(error) if !error.is_not_found() => Err(error.into()),
-                    _ => Ok(()),
-                });
-            match deleted {
+            match self.content.delete(place) {
                 Ok(()) => step.txn.delete(&key::detached(place))?,
-                Err(error) => tracing::warn!(%place, %error, "a blob that nothing names is deleted at the next start"),
+                Err(error) if error.is_not_found() => step.txn.delete(&key::detached(place))?,
+                Err(error) => {
+                    tracing::warn!(%place, %error, "a blob that nothing names is deleted at the next start");
+                    self.check_owned();
+                }
             }
         }
         step.commit(|| ferrite_vfs::Outcome::Done)

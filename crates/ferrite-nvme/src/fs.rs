@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{
-    Attr, BadArgument, Ctx, DirEntry, Durability, FileKind, FileSystem, FsError, Ino, Limits, NewFile, NewNode,
-    OpenFile, OpenMode, Opened, Outcome, PATH_MAX, RenameMode, Result, SetAttr, StatFs, XattrMode,
+    Attr, BadArgument, Ctx, DirEntry, FileKind, FileSystem, FsError, Ino, Limits, NewFile, NewNode, OpenFile, OpenMode,
+    Opened, Outcome, PATH_MAX, RenameMode, Result, SetAttr, StatFs, XattrMode,
 };
 
 use crate::FILE_BYTES_MAX;
+use crate::blobs::capacity;
 use crate::core::DEDUP_SLOTS;
 use crate::format::key;
 use crate::format::node::Edge;
@@ -122,7 +123,9 @@ impl Listed {
 
 impl FileSystem for NvmeFs {
     fn limits(&self) -> Limits {
-        let mut limits = Limits::local(self.0.blobs.atomic_bytes(), FILE_BYTES_MAX, Durability::Power);
+        let of_content = self.0.content_limits;
+        let mut limits = Limits::local(of_content.atomic_write_bytes, FILE_BYTES_MAX, of_content.durability);
+        limits.durable_operations = of_content.is_durable_at_once;
         limits.may_block = true;
         limits.submits = true;
         limits.whole_write_bytes = FILE_BYTES_MAX;
@@ -132,12 +135,7 @@ impl FileSystem for NvmeFs {
     }
 
     fn know_buffers(&self, pool: &ferrite_vfs::buffers::Pool) {
-        self.0
-            .blobs
-            .stores
-            .iter()
-            .flatten()
-            .for_each(|store| store.know_buffers(pool));
+        self.0.content.know_buffers(pool);
     }
 
     fn statfs(&self, _: &Ctx) -> Result<StatFs> {
@@ -149,9 +147,9 @@ impl FileSystem for NvmeFs {
             // Removed blobs count as free, so delete them first.
             let _ = self.0.reclaim();
         }
-        let capacity = self.0.blobs.capacity();
+        let capacity = capacity(&*self.0.content);
         // The unit in which long files get space and have holes.
-        let block_bytes = ferrite_blob::CLUSTER_BYTES;
+        let block_bytes = self.0.content_limits.block_bytes.max(1);
         let inodes = self.0.inodes.load(std::sync::atomic::Ordering::Relaxed);
         Ok(StatFs {
             block_bytes: block_bytes as u32,
@@ -361,6 +359,7 @@ impl FileSystem for NvmeFs {
             return Ok(());
         };
         self.0.reclaim()?;
+        self.0.content.sync()?;
         Ok(self.0.meta.sync()?)
     }
 

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use ferrite_checks::ranked::{Condvar, Mutex};
 use ferrite_vfs::Ino;
 
-use crate::blobs::Place;
+use crate::content_store::Place;
 use crate::lock_order;
 
 /// From this much work on, the housekeeper does not wait for more.

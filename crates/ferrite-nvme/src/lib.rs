@@ -1,15 +1,17 @@
 //! The NVMe engine: files on devices instead of memory (RUFS, the server's half).
 //!
 //! Contents: the engine behind [`ferrite_vfs::FileSystem`]. Names and attributes are in an ordered store with
-//! transactions ([`ferrite_meta`]), content is in blob stores ([`ferrite_blob`]), one per device. Code above the traits
-//! does not know which metadata store it uses.
+//! transactions ([`ferrite_meta`]), content is in a content store ([`content_store`]): in blob stores, one per device
+//! ([`ferrite_blob`]), or elsewhere. Code above the traits knows neither which metadata store it uses nor where content
+//! lives.
 //!
-//! The layers, from the lowest: `format` (keys and values); `table` (inodes in memory), `blobs` (data stores),
-//! `housekeeper` (a list of work), `freeze_barrier`, `lock_order`; `core` (what all operations share: steps, tokens,
-//! numbers); `inode_ref`, `detached`, `reclaim`, `small` (content without a blob), `rights`; `names` (edges, creating,
-//! removing, renaming), `attr`, `data` (damaged content), `content` (open files); `check`, `repair`, `adopt` (blobs
-//! without a name); `fs` (the trait); `open` (making, opening, recovery); `refusal`, `config`, `description`,
-//! `backend`, `pool`, `volume` (pools of real parts), `salvage` (metadata that cannot be read as a whole).
+//! The layers, from the lowest: `content_store` (where content lives); `format` (keys and values); `table` (inodes in
+//! memory), `blobs` (blobs made in advance), `housekeeper` (a list of work), `freeze_barrier`, `lock_order`; `core`
+//! (what all operations share: steps, tokens, numbers); `inode_ref`, `detached`, `reclaim`, `small` (content without a
+//! blob), `rights`; `names` (edges, creating, removing, renaming), `attr`, `data` (damaged content), `content` (open
+//! files); `check`, `repair`, `adopt` (blobs without a name); `fs` (the trait); `open` (making, opening, recovery);
+//! `refusal`, `config`, `description`, `backend`, `pool`, `volume` (pools of real parts), `salvage` (metadata that
+//! cannot be read as a whole).
 //!
 //! *Architecture invariant:* an operation takes its locks in the order that `lock_order` lists. The transaction's own
 //! locks on places of names, by key, come between directories and inodes; those on nodes, by key, come last: then it
@@ -28,6 +30,7 @@ mod check;
 #[cfg(feature = "rocksdb")]
 mod config;
 mod content;
+pub mod content_store;
 mod core;
 mod data;
 #[cfg(feature = "rocksdb")]
@@ -66,7 +69,7 @@ pub use ferrite_blob::device::block_device_of;
 #[cfg(feature = "rocksdb")]
 pub use ferrite_meta::Salvaged;
 pub use fs::NvmeFs;
-pub use open::{Options, assemble, format};
+pub use open::{Options, assemble, assemble_with, format, format_with};
 #[cfg(feature = "rocksdb")]
 pub use pool::{MakeOptions, add, make, make_described};
 pub use repair::Repaired;

@@ -19,8 +19,9 @@ use ferrite_vfs::locks::LockTable;
 use ferrite_vfs::workers::Workers;
 use ferrite_vfs::{FileKind, FsError, Ino, Outcome, ROOT_INO, Result};
 
-use crate::blobs::{Blobs, Place};
+use crate::blobs::MadeBlobs;
 use crate::check::Report;
+use crate::content_store::{ContentStore, Guard, LocalContent, Place, UniqueIds};
 use crate::core::{Clock, Core, EPOCH_SHIFT, system_clock};
 use crate::format::key;
 use crate::format::node::{Content, Node};
@@ -37,6 +38,8 @@ use crate::table::Table;
 
 /// Bits of the hash that places a name; cookies stay below 2^62.
 pub(crate) const HASH_BITS: u32 = 62;
+/// Epochs that counters of changes have space for.
+const EPOCHS: u64 = 1 << (u64::BITS - EPOCH_SHIFT);
 /// Threads for submitted calls that have to wait.
 const WORKERS: usize = 4;
 
@@ -55,6 +58,9 @@ pub struct Options {
     /// Longest content of a file that gets no blob, as long as the metadata store has space. At least 2,048 bytes. For
     /// a pool with a description, the description sets it.
     pub small_bytes_max: u64,
+    /// The owner that this opening is, if the metadata store decides who owns a volume. Its epoch is larger than those
+    /// of all earlier openings. `None`: the pool has one owner at a time, and counts its openings.
+    pub guard: Option<Guard>,
     /// Bits of the hash of names: fewer than 62 make names collide, for tests.
     pub hash_bits: u32,
 }
@@ -67,6 +73,7 @@ impl Default for Options {
             keep_orphans: false,
             clock: Box::new(system_clock),
             small_bytes_max: SMALL_BYTES_MAX,
+            guard: None,
             hash_bits: HASH_BITS,
         }
     }
@@ -78,15 +85,24 @@ impl Default for Options {
 /// # Errors
 /// Errors of the store; `Exists` if it holds a file system.
 pub fn format(meta: &dyn MetaStore, uuid: [u8; 16], hash_key: [u8; 16], stores: u16) -> Result<()> {
-    format_for(meta, uuid, hash_key, stores, (0, 0))
+    format_for(meta, uuid, hash_key, (stores, false), (0, 0))
 }
 
-/// The same, with an owner of the root.
+/// The same, for content that [`assemble_with`] takes.
+///
+/// # Errors
+/// As of [`format`].
+pub fn format_with(meta: &dyn MetaStore, uuid: [u8; 16], hash_key: [u8; 16], content: &dyn ContentStore) -> Result<()> {
+    let content = (content.stores(), content.limits().has_unique_ids);
+    format_for(meta, uuid, hash_key, content, (0, 0))
+}
+
+/// The same, with the number of data stores, whether their blobs have unique ids, and an owner of the root.
 pub(crate) fn format_for(
     meta: &dyn MetaStore,
     uuid: [u8; 16],
     hash_key: [u8; 16],
-    stores: u16,
+    (stores, has_unique_ids): (u16, bool),
     (uid, gid): (u32, u32),
 ) -> Result<()> {
     if meta.get(key::POOL)?.is_some() {
@@ -104,6 +120,7 @@ pub(crate) fn format_for(
         small_files: 0,
         small_bytes: 0,
         is_clean: true,
+        has_unique_ids,
     };
     let mut txn = meta.begin();
     txn.put(&key::node(ROOT_INO), &root.encode())?;
@@ -141,21 +158,25 @@ pub(crate) fn empty_root(uid: u32, gid: u32) -> Node {
 /// `NotFound` if there is no file system; `Damaged` if its record is, or is of another version; `ReadOnly` if it needs
 /// recovery and must not be changed; errors of the stores.
 pub fn assemble(meta: Box<dyn MetaStore>, stores: Vec<Option<BlobStore>>, options: Options) -> Result<NvmeFs> {
+    assemble_with(meta, Box::new(LocalContent::new(stores)), options)
+}
+
+/// Opens the file system in a metadata store and any content store.
+///
+/// # Errors
+/// As of [`assemble`]; `Damaged` if the content is of another kind, or `options` have an epoch that an earlier opening
+/// had; `Io` if another server has taken over.
+pub fn assemble_with(meta: Box<dyn MetaStore>, content: Box<dyn ContentStore>, options: Options) -> Result<NvmeFs> {
     let mut record = read_record(&*meta)?;
-    if usize::from(record.stores) > stores.len() {
-        let text = format!(
-            "the pool has {} data stores, {} were given",
-            record.stores,
-            stores.len()
-        );
-        return Err(FsError::damaged(None, text));
-    }
+    let (stores, content_limits) = (content.stores(), content.limits());
+    check_content(&record, stores, content_limits.has_unique_ids)?;
     if options.read_only && !options.inspect && !record.is_clean {
         return Err(FsError::ReadOnly);
     }
     // Stores that were added since the last opening are counted with the record that this one writes.
-    record.stores = u16::try_from(stores.len()).unwrap_or(u16::MAX);
-    let epoch = record.epoch + 1;
+    record.stores = stores;
+    let guard = guard_of(&record, options.guard)?;
+    let epoch = guard.epoch;
     let was_clean = record.is_clean;
     let opened = PoolRecord {
         epoch,
@@ -166,7 +187,10 @@ pub fn assemble(meta: Box<dyn MetaStore>, stores: Vec<Option<BlobStore>>, option
     let workers = Workers::start(WORKERS).map_err(|error| FsError::Io(format!("no threads for transfers: {error}")))?;
     let core = Arc::new(Core {
         meta,
-        blobs: Blobs::new(stores),
+        content,
+        content_limits,
+        blob_ids: UniqueIds::new(guard),
+        made_blobs: MadeBlobs::new(stores),
         table: Table::new(),
         locks: LockTable::default(),
         renames: RwLock::new(()),
@@ -192,9 +216,11 @@ pub fn assemble(meta: Box<dyn MetaStore>, stores: Vec<Option<BlobStore>>, option
         pool: Mutex::new(record),
     });
     if !options.read_only {
-        // A crash after this needs recovery.
+        // A crash after this needs recovery, and no later opening has this epoch, which content may carry from now on.
         core.put_pool(&opened)?;
         *core.pool.lock() = opened;
+        // Changes that earlier owners have under way must not come after the recovery has looked.
+        core.content.take_over(guard)?;
         core.recover()?;
         if !was_clean {
             core.count_inodes()?;
@@ -205,6 +231,41 @@ pub fn assemble(meta: Box<dyn MetaStore>, stores: Vec<Option<BlobStore>>, option
         reclaim::start(&core).map_err(|error| FsError::Io(format!("no thread for housekeeping: {error}")))?;
     }
     Ok(NvmeFs(Owner::of(core)))
+}
+
+/// Whether this is the content of the pool.
+fn check_content(record: &PoolRecord, stores: u16, has_unique_ids: bool) -> Result<()> {
+    if record.stores > stores {
+        let text = format!("the pool has {} data stores, {stores} were given", record.stores);
+        return Err(FsError::damaged(None, text));
+    }
+    if record.has_unique_ids != has_unique_ids {
+        let text = match has_unique_ids {
+            true => "the pool has its content on data devices, and was given another store for it",
+            false => "the pool does not have its content on data devices; name the store that has it",
+        };
+        return Err(FsError::damaged(None, text));
+    }
+    Ok(())
+}
+
+/// The owner that an opening is.
+fn guard_of(record: &PoolRecord, given: Option<Guard>) -> Result<Guard> {
+    let counted = Guard {
+        shard: 0,
+        epoch: record.epoch + 1,
+    };
+    let guard = given.unwrap_or(counted);
+    match (counted.epoch..EPOCHS).contains(&guard.epoch) {
+        true => Ok(guard),
+        false => {
+            let text = format!(
+                "the opening has epoch {}, and the pool had {} before",
+                guard.epoch, record.epoch
+            );
+            Err(FsError::damaged(None, text))
+        }
+    }
 }
 
 pub(crate) fn read_record(meta: &dyn MetaStore) -> Result<PoolRecord> {
@@ -278,8 +339,8 @@ impl Core {
             let damaged = || FsError::damaged(ino, "its node cannot be read");
             let mut node = Node::decode(&value).ok_or_else(damaged)?;
             if let Content::Blob(place) = node.content {
-                let blob = self.blobs.blob(place)?;
-                match Tail::decode(&blob.metadata()) {
+                let blob = self.content.open(place)?;
+                match Tail::decode(&blob.tail()?) {
                     Some(tail) if tail.ino == ino && tail.change > node.change => tail.update(&mut node),
                     tail => {
                         let of_node = Tail::of(ino, &node).encode();
@@ -289,10 +350,12 @@ impl Core {
                             // as zeros.
                             true => blob.truncate(node.size, Some(&of_node))?,
                             // Space behind the end stays: a program reserved it.
-                            false => blob.set_metadata(&of_node)?,
+                            false => blob.set_tail(&of_node)?,
                         }
                     }
                 }
+                // The record goes with this step.
+                blob.sync()?;
                 node.allocated_bytes = blob.allocated_bytes();
                 step.txn.put(&key::node(ino), &node.encode())?;
             }
@@ -341,16 +404,9 @@ impl Core {
             stored?;
         }
         self.is_closed.store(true, Ordering::Release);
-        // A store that fails to close does not keep the others open.
-        let closed: Vec<_> = self
-            .blobs
-            .stores
-            .iter()
-            .flatten()
-            .map(|store| store.clone().close())
-            .collect();
+        let closed = self.content.close();
         self.meta.sync()?;
-        Ok(closed.into_iter().collect::<std::result::Result<(), _>>()?)
+        Ok(closed?)
     }
 
     /// Stores what memory knows, and marks the pool as closed. No change runs meanwhile.
@@ -361,7 +417,7 @@ impl Core {
         let busy: HashSet<Ino> = pinned.iter().map(|pinned| pinned.ino).collect();
         drop(pinned);
         tracing::debug!(inodes = busy.len(), "inodes stored at the end");
-        self.delete_blobs(&self.blobs.take_made())?;
+        self.delete_blobs(&self.made_blobs.take_all())?;
         let next_ino = self.next_ino.lock();
         let mut pool = self.pool.lock();
         let record = PoolRecord {

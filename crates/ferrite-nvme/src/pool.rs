@@ -44,6 +44,8 @@ pub struct MakeOptions {
 /// The parts of an open pool.
 pub(crate) struct Parts {
     pub(crate) fs: NvmeFs,
+    /// Its data stores, in the order of their numbers.
+    pub(crate) stores: Vec<Option<BlobStore>>,
     pub(crate) config: Config,
     /// Locked as long as the pool is open.
     _description: Description,
@@ -252,7 +254,7 @@ fn prepare(config: &Config, options: &MakeOptions) -> Result<()> {
         format(&device, METADATA_INDEX)?;
     }
     let store = meta(config, &reactor, Opening::New)?;
-    open::format_for(&store, pool, random(), devices.len() as u16, options.owner)
+    open::format_for(&store, pool, random(), (devices.len() as u16, false), options.owner)
         .map_err(|error| of_fs(place, &error))?;
     store.sync().map_err(|error| of_meta(place, &error))?;
     store.close().map_err(|error| of_meta(place, &error))
@@ -425,9 +427,10 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Parts> {
         small_bytes_max: config.metadata.small_files,
         ..options
     };
-    let fs = open::assemble(Box::new(store), stores, options).map_err(|error| of_fs(path, &error))?;
+    let fs = open::assemble(Box::new(store), stores.clone(), options).map_err(|error| of_fs(path, &error))?;
     Ok(Parts {
         fs,
+        stores,
         config,
         _description: description,
     })

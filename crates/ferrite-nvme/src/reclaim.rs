@@ -50,7 +50,7 @@ fn run(weak: &Weak<Core>) {
         }
         let reclaimed = {
             let _inside = core.freeze_barrier.enter();
-            core.reclaim()
+            core.reclaim().inspect_err(|_| core.check_owned())
         };
         let Err(error) = reclaimed else { continue };
         tracing::warn!(%error, "housekeeping failed");
@@ -98,6 +98,12 @@ impl Core {
             for inode in some {
                 let Some(state) = inode.try_write() else { continue };
                 if !(state.is_ahead || inode.live().is_dirty) {
+                    continue;
+                }
+                // The node must not be durable before the content that it speaks of.
+                if let Some(Err(error)) = state.blob.get().map(|blob| blob.sync()) {
+                    tracing::warn!(ino = inode.ino, %error, "a file's content could not be made durable");
+                    self.check_owned();
                     continue;
                 }
                 let node = inode.present(&state);

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use ferrite_meta::Lock;
 use ferrite_vfs::{Cred, Ctx, FileKind, FsError, Ino, Outcome, ROOT_INO, Result};
 
-use crate::blobs::Place;
 use crate::check::{Finding, Mend, Report};
+use crate::content_store::Place;
 use crate::core::{Core, Step};
 use crate::data::Shows;
 use crate::format::key;
@@ -79,17 +79,17 @@ impl Core {
             Mend::Accept { ino, place, damaged } => {
                 // It has the name first: no program mistakes it for the original.
                 self.quarantine(*ino, true)?;
-                let blob = self.blobs.blob(*place)?;
+                let blob = self.content.open(*place)?;
                 return Ok(damaged.iter().try_for_each(|bytes| blob.accept(bytes.clone()))?);
             }
             Mend::Untangle(ino, place) => {
                 self.quarantine(*ino, true)?;
-                self.take_older(*place)?;
-                return Ok(self.blobs.store(place.store)?.untangle(place.blob)?);
+                self.content.accept_older(*place)?;
+                return Ok(self.content.untangle(*place)?);
             }
             Mend::Older(ino, place) => {
                 self.quarantine(*ino, true)?;
-                self.take_older(*place)?;
+                self.content.accept_older(*place)?;
                 return self.agree(*ino);
             }
             Mend::Unlike(ino) => {
@@ -99,7 +99,7 @@ impl Core {
             Mend::Found(place) => return self.adopt_blob(*place),
             Mend::Number(ino) => return self.give_number(*ino),
             Mend::Tail(ino) => return self.tell_blob(*ino),
-            Mend::Store(number) => return Ok(self.blobs.store(*number)?.mend().map(drop)?),
+            Mend::Store(number) => return Ok(self.content.mend(*number)?),
             _ => {}
         }
         let mut step = self.own_step()?;
@@ -136,7 +136,7 @@ impl Core {
     fn tell_blob(&self, ino: Ino) -> Result<()> {
         let node = node_of(&mut self.own_step()?, ino)?;
         match node.content {
-            Content::Blob(place) => Ok(self.blobs.blob(place)?.set_metadata(&Tail::of(ino, &node).encode())?),
+            Content::Blob(place) => Ok(self.content.open(place)?.set_tail(&Tail::of(ino, &node).encode())?),
             Content::Inline(_) | Content::Beside(_) => Ok(()),
         }
     }

@@ -23,6 +23,7 @@ use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
 use ferrite_vfs::{Ino, ROOT_INO};
 
 use crate::config::Config;
+use crate::content_store::BlobName;
 use crate::core::EPOCH_SHIFT;
 use crate::description::{Description, Share};
 use crate::format::key;
@@ -195,6 +196,7 @@ impl Content {
             small_files: 0,
             small_bytes: 0,
             is_clean: false,
+            has_unique_ids: false,
         }
     }
 
@@ -202,8 +204,11 @@ impl Content {
     fn records_to_drop(&self, store: &dyn MetaStore) -> ferrite_meta::Result<Changes> {
         let mut changes = Changes::new();
         each(store, b'X', &mut |key, _| {
-            let place = key::place_of_detached(key);
-            if place.is_some_and(|place| self.full.contains_key(&(place.store, place.blob))) {
+            let is_full = key::place_of_detached(key).is_some_and(|place| match place.name {
+                BlobName::Local(id) => self.full.contains_key(&(place.store, id)),
+                BlobName::Unique(_) => false,
+            });
+            if is_full {
                 changes.push((key.to_vec(), None));
             }
         })?;

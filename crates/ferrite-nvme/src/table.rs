@@ -12,12 +12,12 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use ferrite_blob::Blob;
 use ferrite_checks::ranked::{
     MappedRwLockReadGuard, MappedRwLockWriteGuard, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard,
 };
 use ferrite_vfs::{FsError, Ino, Result, Timestamp};
 
+use crate::content_store::Blob;
 use crate::format::node::Node;
 use crate::lock_order;
 
@@ -53,7 +53,7 @@ pub(crate) struct State {
     /// Its extended attributes were read, and there is no capability among them.
     pub(crate) lacks_capability: bool,
     /// Its content, once it has been looked up.
-    pub(crate) blob: OnceLock<Blob>,
+    pub(crate) blob: OnceLock<Arc<dyn Blob>>,
 }
 
 impl State {
@@ -203,7 +203,7 @@ impl Inode {
             allocated_bytes: state
                 .blob
                 .get()
-                .map_or(state.node.allocated_bytes, Blob::allocated_bytes),
+                .map_or(state.node.allocated_bytes, |blob| blob.allocated_bytes()),
             ..state.node.clone()
         }
     }

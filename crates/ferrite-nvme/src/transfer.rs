@@ -5,8 +5,9 @@
 //! those of the same pages take turns. Anything else has the file exclusively (`content`). Times that are due are
 //! stored after the content, by one thread for all that wait.
 //!
-//! A submitted call begins at once if it only has to wait for the device; otherwise a thread of the engine runs it.
-//! Completions run on a device's thread, which must not wait: work that may wait is left to those threads.
+//! A submitted call begins at once if the content is on a device, and it only has to wait for that; otherwise a thread
+//! of the engine runs it. Completions run on a device's thread, which must not wait: work that may wait is left to the
+//! engine's threads.
 //!
 //! Invariant: times and the counter of changes move once no reader uses the pages that an overwrite is about to change.
 //! So a reader that knows the new counter and reads those pages waits for the new content, and a reader of old content
@@ -14,11 +15,11 @@
 
 use std::sync::Arc;
 
-use ferrite_blob::Blob;
 use ferrite_vfs::buffers::Buffer;
 use ferrite_vfs::{Ctx, FsError, Position, ReadDone, Result, WriteDone, WriteMode, Written, posix};
 
 use crate::content::NvmeFile;
+use crate::content_store::{self, Blob};
 use crate::core::{Core, TIME_STEP};
 use crate::format::node::Content;
 use crate::format::tail::Tail;
@@ -41,7 +42,8 @@ impl Core {
             !kills || posix::kill_priv_by(&ctx.cred, node.kind, node.mode, node.gid) == node.mode
         };
         // Without the record that it is ahead, times could not be stored in the blob.
-        (ctx.token.is_none() && len > 0 && is_there && state.is_ahead && keeps_rights()).then_some(offset)
+        let may_share = self.content_limits.overwrites_in_place && ctx.token.is_none() && len > 0;
+        (may_share && is_there && state.is_ahead && keeps_rights()).then_some(offset)
     }
 
     /// Called when no reader uses the bytes about to change, and before they change.
@@ -68,8 +70,9 @@ impl Core {
         let Some(offset) = self.shared_at(ctx, &state, mode, data.len()) else {
             return Ok(None);
         };
-        let blob = self.content(pinned.ino, &state)?;
-        if !blob.overwrite_at(data, offset, || self.overwriting(pinned))? {
+        let blob = self.blob_of(pinned.ino, &state)?;
+        let overwritten = blob.overwrite_at(data, offset, &mut || self.overwriting(pinned));
+        if !overwritten.inspect_err(|_| self.check_owned())? {
             // A hole, or behind everything ever written.
             return Ok(None);
         }
@@ -77,7 +80,7 @@ impl Core {
             let _storing = pinned.storing.lock();
             // Another thread may have stored them meanwhile.
             if are_times_due(pinned) {
-                store_times(pinned, &state, blob)?;
+                store_times(pinned, &state, &**blob)?;
             }
         }
         Ok(Some(Written::new(offset, data.len())))
@@ -92,7 +95,7 @@ impl Core {
         };
         if are_times_due(pinned) && matches!(state.node.content, Content::Blob(_)) {
             self.go_ahead(pinned.ino, &mut state)?;
-            store_times(pinned, &state, self.content(pinned.ino, &state)?)?;
+            store_times(pinned, &state, &**self.blob_of(pinned.ino, &state)?)?;
         }
         Ok(())
     }
@@ -116,11 +119,16 @@ fn are_times_due(inode: &Inode) -> bool {
 }
 
 /// Stores the present times in a blob that may be ahead of its node.
-fn store_times(inode: &Inode, state: &State, blob: &Blob) -> Result<()> {
+fn store_times(inode: &Inode, state: &State, blob: &dyn Blob) -> Result<()> {
     let node = inode.present(state);
-    blob.set_metadata(&Tail::of(inode.ino, &node).encode())?;
+    blob.set_tail(&Tail::of(inode.ino, &node).encode())?;
     inode.with_live(|live| live.stored = node.ctime);
     Ok(())
+}
+
+/// An error of a transfer that was submitted to a local store.
+fn of_blob(error: ferrite_blob::Error) -> FsError {
+    content_store::Error::from(error).into()
 }
 
 impl NvmeFile {
@@ -150,7 +158,7 @@ impl NvmeFile {
         let Some(ready) = state
             .blob
             .get()
-            .and_then(|blob| blob.ready_to_read(&mut buffer, offset))
+            .and_then(|blob| blob.local()?.ready_to_read(&mut buffer, offset))
         else {
             buffer.set_len(len);
             return Some((buffer, done));
@@ -158,7 +166,7 @@ impl NvmeFile {
         self.note_access(no_atime);
         ready.begin(buffer, move |mut buffer, result| {
             buffer.set_len(len);
-            done(buffer, result.map(|()| count).map_err(FsError::from));
+            done(buffer, result.map(|()| count).map_err(of_blob));
         });
         None
     }
@@ -185,14 +193,14 @@ impl NvmeFile {
             true => core.shared_at(ctx, &state, mode, len),
             false => None,
         };
-        let ready = at.and_then(|offset| Some((state.blob.get()?.ready_to_write(offset, len)?, offset)));
+        let ready = at.and_then(|offset| Some((state.blob.get()?.local()?.ready_to_write(offset, len)?, offset)));
         let Some((ready, offset)) = ready else {
             return Some((buffer, done));
         };
         let pinned = self.pinned().clone();
         core.overwriting(&pinned);
         ready.begin(buffer, move |buffer, result| {
-            let written = result.map(|()| Written::new(offset, len)).map_err(FsError::from);
+            let written = result.map(|()| Written::new(offset, len)).map_err(of_blob);
             if written.is_err() || !are_times_due(&pinned) {
                 drop(inside);
                 pinned.drop_elsewhere();

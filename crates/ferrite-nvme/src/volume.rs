@@ -10,6 +10,7 @@ use ferrite_vfs::volume::{
 };
 use ferrite_vfs::{FileSystem, FsError, Ino, SYSTEM};
 
+use crate::content_store::{self, BlobName};
 use crate::core::Core;
 use crate::format::node::Content;
 use crate::open::Options;
@@ -92,7 +93,7 @@ impl NvmeVolume {
 
     /// Whether its data has checksums.
     pub fn has_data_checksums(&self) -> bool {
-        let mut stores = self.parts.fs.0.blobs.stores.iter().flatten();
+        let mut stores = self.parts.stores.iter().flatten();
         stores.any(ferrite_blob::BlobStore::has_checksums)
     }
 
@@ -103,7 +104,7 @@ impl NvmeVolume {
             .data
             .iter()
             .map(|data| data.device.display().to_string());
-        devices.zip(self.parts.fs.0.blobs.stores.iter().cloned()).collect()
+        devices.zip(self.parts.stores.iter().cloned()).collect()
     }
 
     /// The devices for programs; appends their lines.
@@ -280,7 +281,9 @@ impl Volume for NvmeVolume {
         let mut findings: Vec<String> = report.findings.iter().map(|finding| finding.what.clone()).collect();
         for (name, store) in self.stores() {
             let Some(store) = store else { continue };
-            let found = store.check().map_err(|error| failed(error.into()))?;
+            let found = store
+                .check()
+                .map_err(|error| failed(content_store::Error::from(error).into()))?;
             findings.extend(found.findings.iter().map(|what| format!("{name}: {what}")));
         }
         progress("checking", 1, 1);
@@ -310,8 +313,14 @@ impl Volume for NvmeVolume {
                 json: serde_json::json!({ "beside_bytes": beside.len_bytes }).to_string(),
             },
             Content::Blob(place) => {
-                let blob = core.content(ino, &state).map_err(failed)?;
-                let (store, number) = (place.store, place.blob.raw());
+                let blob = core.blob_of(ino, &state).map_err(failed)?;
+                let BlobName::Local(id) = place.name else {
+                    return Err(refuse(
+                        VolumeErrorKind::Damaged,
+                        format!("{place} cannot be on a device"),
+                    ));
+                };
+                let (store, number) = (place.store, id.raw());
                 let (allocated, valid) = (blob.allocated_bytes(), blob.valid_len());
                 DumpedPiece {
                     lines: vec![format!(

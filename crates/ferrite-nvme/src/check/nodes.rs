@@ -1,10 +1,10 @@
 //! The check of nodes: links, places of directories, content.
 
-use ferrite_vfs::{FsError, Ino, ROOT_INO, Result};
+use ferrite_vfs::{Ino, ROOT_INO, Result};
 
 use super::{Mend, Report, Seen, has_no_blob, is_below_root};
 use crate::FILE_BYTES_MAX;
-use crate::blobs::Place;
+use crate::content_store::{Error, Place};
 use crate::core::Core;
 use crate::format::key;
 use crate::format::node::{Content, INLINE_BYTES_MAX, Node};
@@ -125,26 +125,26 @@ fn blob(core: &Core, report: &mut Report, seen: &Seen, ino: Ino, node: &Node, pl
     if has_no_blob(node.kind) {
         return report.found(format!("inode {ino}: only files have blobs"), None);
     }
-    if core.blobs.store(place.store).is_err() && usize::from(place.store) < core.blobs.stores.len() {
+    if seen.missing.contains(&place.store) {
         // Reported once for the whole store.
         return;
     }
-    if !seen.blobs.contains(&place) {
+    if !seen.blobs.contains(&place) && !seen.unlisted.contains(&place.store) {
         return report.found(format!("inode {ino}: its {place} is missing"), quarantine);
     }
     if seen.older.contains(&place) {
         // Reported with the blobs.
         return;
     }
-    let metadata = match core.blobs.blob(place) {
-        Ok(blob) => blob.metadata(),
-        Err(FsError::NotFound) => return report.found(format!("inode {ino}: its {place} is gone"), quarantine),
-        Err(error @ FsError::Damaged { .. }) => {
+    let tail = match core.content.open(place).and_then(|blob| blob.tail()) {
+        Ok(tail) => tail,
+        Err(Error::NotFound) => return report.found(format!("inode {ino}: its {place} is gone"), quarantine),
+        Err(error @ Error::Damaged(_)) => {
             return report.found(format!("inode {ino}: its {place}: {error}"), quarantine);
         }
         Err(error) => return report.found(format!("inode {ino}: its {place}: {error}"), None),
     };
-    let Some(tail) = Tail::decode(&metadata) else {
+    let Some(tail) = Tail::decode(&tail) else {
         let what = format!("inode {ino}: its blob does not know whose it is; its last bytes may be missing");
         return report.found(what, Some(Mend::Tail(ino)));
     };

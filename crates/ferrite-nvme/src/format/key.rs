@@ -2,7 +2,7 @@
 
 use ferrite_vfs::Ino;
 
-use crate::blobs::Place;
+use crate::content_store::{BlobName, Place, UniqueId};
 
 /// The record of the pool.
 pub(crate) const POOL: &[u8] = b"P";
@@ -44,19 +44,37 @@ pub(crate) fn slot(slot: u32) -> [u8; 9] {
 }
 
 /// A blob that no node names.
-pub(crate) fn detached(place: Place) -> [u8; 11] {
-    let mut key = [b'X'; 11];
-    key[1..3].copy_from_slice(&place.store.to_be_bytes());
-    key[3..].copy_from_slice(&place.blob.raw().to_be_bytes());
+pub(crate) fn detached(place: Place) -> Vec<u8> {
+    let mut key = Vec::with_capacity(27);
+    key.push(b'X');
+    key.extend_from_slice(&place.store.to_be_bytes());
+    match place.name {
+        BlobName::Local(id) => key.extend_from_slice(&id.raw().to_be_bytes()),
+        BlobName::Unique(id) => {
+            for number in [id.shard, id.epoch, id.number] {
+                key.extend_from_slice(&number.to_be_bytes());
+            }
+        }
+    }
     key
 }
 
 /// The blob that such a key names.
 pub(crate) fn place_of_detached(key: &[u8]) -> Option<Place> {
-    let (store, blob) = key.strip_prefix(b"X")?.split_first_chunk()?;
+    let (store, name) = key.strip_prefix(b"X")?.split_first_chunk()?;
+    let (numbers, rest) = name.as_chunks();
+    let name = match (numbers, rest) {
+        (&[id], []) => BlobName::Local(ferrite_blob::BlobId::from_raw(u64::from_be_bytes(id))),
+        (&[shard, epoch, number], []) => BlobName::Unique(UniqueId {
+            shard: u64::from_be_bytes(shard),
+            epoch: u64::from_be_bytes(epoch),
+            number: u64::from_be_bytes(number),
+        }),
+        _ => return None,
+    };
     Some(Place {
         store: u16::from_be_bytes(*store),
-        blob: ferrite_blob::BlobId::from_raw(u64::from_be_bytes(blob.try_into().ok()?)),
+        name,
     })
 }
 

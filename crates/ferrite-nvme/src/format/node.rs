@@ -6,7 +6,7 @@
 use ferrite_vfs::{Attr, FileKind, Ino, Timestamp};
 
 use super::Reader;
-use crate::blobs::Place;
+use crate::content_store::{BlobName, Place, UniqueId};
 
 const VERSION: u8 = 1;
 
@@ -129,9 +129,19 @@ impl Node {
                 value.extend_from_slice(bytes);
             }
             Content::Blob(place) => {
-                value.push(1);
+                value.push(match place.name {
+                    BlobName::Local(_) => 1,
+                    BlobName::Unique(_) => 3,
+                });
                 value.extend_from_slice(&place.store.to_le_bytes());
-                value.extend_from_slice(&place.blob.raw().to_le_bytes());
+                match place.name {
+                    BlobName::Local(id) => value.extend_from_slice(&id.raw().to_le_bytes()),
+                    BlobName::Unique(id) => {
+                        for number in [id.shard, id.epoch, id.number] {
+                            value.extend_from_slice(&number.to_le_bytes());
+                        }
+                    }
+                }
             }
             Content::Beside(beside) => {
                 value.push(2);
@@ -176,11 +186,19 @@ impl Node {
             0 => Content::Inline(from.rest().to_vec()),
             1 => Content::Blob(Place {
                 store: from.u16()?,
-                blob: ferrite_blob::BlobId::from_raw(from.u64()?),
+                name: BlobName::Local(ferrite_blob::BlobId::from_raw(from.u64()?)),
             }),
             2 => Content::Beside(Beside {
                 len_bytes: from.u32()?,
                 crc: from.u32()?,
+            }),
+            3 => Content::Blob(Place {
+                store: from.u16()?,
+                name: BlobName::Unique(UniqueId {
+                    shard: from.u64()?,
+                    epoch: from.u64()?,
+                    number: from.u64()?,
+                }),
             }),
             _ => return None,
         };
@@ -272,14 +290,18 @@ mod tests {
 
     #[test]
     fn what_was_encoded_is_decoded_and_a_part_of_it_is_damage() {
-        let blob = Place {
-            store: 3,
-            blob: ferrite_blob::BlobId::from_raw(77 << 32 | 5),
-        };
+        let place = |name| Place { store: 3, name };
+        let blob = place(BlobName::Local(ferrite_blob::BlobId::from_raw(77 << 32 | 5)));
+        let elsewhere = place(BlobName::Unique(UniqueId {
+            shard: 1 << 63,
+            epoch: 2,
+            number: 3,
+        }));
         let beside = Beside::of(&[7; 3000]);
         for content in [
             Content::Inline(b"content".to_vec()),
             Content::Blob(blob),
+            Content::Blob(elsewhere),
             Content::Beside(beside),
         ] {
             let node = node(content);

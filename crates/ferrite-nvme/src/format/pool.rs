@@ -7,8 +7,9 @@ use ferrite_vfs::Ino;
 use super::Reader;
 
 /// Versions of everything in the metadata store. A pool of another version is refused. A pool of version 1, in which no
-/// content lies beside its node, becomes version 2 when it is opened for changes.
-pub(crate) const VERSIONS: RangeInclusive<u32> = 1..=2;
+/// content lies beside its node, becomes version 2 when it is opened for changes. Version 3 is that of pools whose
+/// blobs have ids that the engine makes.
+pub(crate) const VERSIONS: RangeInclusive<u32> = 1..=3;
 
 /// The pool as its metadata store records it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,11 +32,14 @@ pub(crate) struct PoolRecord {
     pub(crate) small_files: u64,
     pub(crate) small_bytes: u64,
     pub(crate) is_clean: bool,
+    /// Its blobs have ids that the engine makes; otherwise, those of data devices.
+    pub(crate) has_unique_ids: bool,
 }
 
 impl PoolRecord {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut value = VERSIONS.end().to_le_bytes().to_vec();
+        let version: u32 = if self.has_unique_ids { 3 } else { 2 };
+        let mut value = version.to_le_bytes().to_vec();
         value.extend_from_slice(&self.uuid);
         value.extend_from_slice(&self.hash_key);
         value.extend_from_slice(&self.stores.to_le_bytes());
@@ -76,6 +80,7 @@ impl PoolRecord {
             inodes: from.u64()?,
             small_files: 0,
             small_bytes: 0,
+            has_unique_ids: version >= 3,
         };
         if version >= 2 {
             (record.small_files, record.small_bytes) = (from.u64()?, from.u64()?);

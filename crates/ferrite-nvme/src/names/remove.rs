@@ -57,7 +57,7 @@ impl Core {
                 step.txn.put(&key::detached(place), b"")?;
             }
             if is_seeded(Bug::DeletedFirst) {
-                self.blobs.store(place.store)?.delete(place.blob)?;
+                self.content.delete(place)?;
             }
         }
         Ok(())
