@@ -25,6 +25,8 @@ ferrite_checks::ranks! {
     NextInode = 90;
     /// The record of the pool: held while it is stored.
     PoolRecord = 100;
+    /// A content store in memory. An overwrite updates times under it.
+    ContentInMemory = 105;
     /// A shard of the table of inodes. Its holder only tries the locks of inodes.
     TableShard = 110;
     /// Times and counter of an inode: locked for a copy or a change of them.

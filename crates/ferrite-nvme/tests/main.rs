@@ -3,6 +3,7 @@
 //! They are linked once; `scripts/run-tests.py` runs each module in a process of its own.
 
 mod common;
+mod content;
 mod damage;
 mod faults;
 mod lookups;

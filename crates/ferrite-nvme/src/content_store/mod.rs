@@ -1,7 +1,8 @@
 //! Where the content of files lives: the traits between the engine and its content stores.
 //!
 //! Contents: [`ContentStore`], a pool's content as a whole; [`Blob`], the content of one file; the ids of blobs
-//! (`place`); errors (`error`); the store on devices (`local`).
+//! (`place`); errors (`error`); the two stores, `local` (blob stores on devices) and `memory` (objects in memory, as a
+//! remote store would have them).
 //!
 //! The engine keeps in the metadata store all it knows about blobs: which node has which (`N`), which belong to none
 //! (`X`), whose tail may be ahead of its node (`D`). A content store allocates, reads and writes; it keeps no record of
@@ -30,6 +31,7 @@
 
 mod error;
 pub(crate) mod local;
+mod memory;
 mod place;
 
 use std::fmt;
@@ -42,6 +44,7 @@ use ferrite_vfs::buffers::Pool;
 pub use error::{Error, Result};
 pub use ferrite_blob::DataDamage;
 pub use local::LocalContent;
+pub use memory::{Effect, Kind, MemoryContent, MemoryServer, Operation};
 pub use place::{BlobName, Guard, Place, UniqueId, UniqueIds};
 
 /// The guarantees of a content store.

@@ -97,7 +97,7 @@ impl MetaStore for Shared {
     }
 }
 
-fn shared(store: impl MetaStore + 'static) -> Shared {
+pub(crate) fn shared(store: impl MetaStore + 'static) -> Shared {
     Shared(Arc::new(store), Arc::default())
 }
 
