@@ -25,6 +25,9 @@ pub enum Error {
     /// The place has no store, and none was to be created.
     #[error("there is no store of metadata ({0}); create it first, or name the place where it is")]
     Missing(String),
+    /// The place has a store already.
+    #[error("there is a store of metadata already ({0}); remove it, or name another place")]
+    Exists(String),
     /// The store is open elsewhere.
     #[error("the store of metadata is in use ({0}); close it there first")]
     InUse(String),

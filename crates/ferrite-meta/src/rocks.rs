@@ -394,6 +394,10 @@ fn wanting(visit: Visit<'_>) -> impl FnMut(&[u8], &[u8]) -> bool {
 }
 
 impl MetaStore for RocksStore {
+    fn close(self: Box<Self>) -> Result<()> {
+        RocksStore::close(*self)
+    }
+
     fn begin(&self) -> Box<dyn Transaction + '_> {
         Box::new(Txn {
             store: self,

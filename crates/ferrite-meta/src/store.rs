@@ -83,6 +83,14 @@ pub trait MetaStore: Send + Sync {
         Ok(())
     }
 
+    /// Closes the store, and says whether that went well. Dropping it closes it, too.
+    ///
+    /// # Errors
+    /// The store is as after a crash.
+    fn close(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
+
     /// Whether an answer that was made of what the store has said may be given. A store that another server can take over
     /// is asked last, after everything was read; others always say yes.
     ///

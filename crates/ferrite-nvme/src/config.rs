@@ -3,6 +3,7 @@
 //! ```toml
 //! [metadata]
 //! directory = "pool.meta"       # RocksDB's files; or a device of their own: device = "/dev/nvme2n1"
+//!                               # or a database: postgres = "host=db1,db2 user=ferrite dbname=ferrite"
 //! cache = "64M"                 # memory for them
 //! small_files = "32K"           # content of files up to this length is there, too
 //!
@@ -55,6 +56,22 @@ pub struct Metadata {
     /// Instead of it: a device for them, or a file, without any file system of the kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<PathBuf>,
+    /// Instead of both: a PostgreSQL database, by a connection string without a password. Other servers can take the
+    /// pool over then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub postgres: Option<String>,
+    /// With `postgres`: the schema that holds the pool; `ferrite` by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<String>,
+    /// With `postgres`: a file whose first line is the password. Only its owner may read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub password_file: Option<PathBuf>,
+    /// With `postgres`: a file with the certificates, in PEM, that vouch for the server; by default the system's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca: Option<PathBuf>,
+    /// With `postgres`: seconds after which another server may take over if this one has died; 10 by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_s: Option<u64>,
     /// Memory for its cache of what it reads.
     #[serde(default = "default_cache", with = "size")]
     pub cache: u64,
@@ -88,6 +105,11 @@ pub struct Data {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub whole_pages: Option<bool>,
 }
+
+/// The volume of a pool whose file names none.
+const VOLUME: &str = "ferrite";
+/// Seconds that [`Metadata::lease_s`] may be.
+const LEASE_S: RangeInclusive<u64> = 1..=3600;
 
 fn default_cache() -> u64 {
     64 << 20
@@ -147,6 +169,11 @@ impl Config {
             metadata: Metadata {
                 directory: (!is_device).then(|| metadata.clone()),
                 device: is_device.then_some(metadata),
+                postgres: None,
+                volume: None,
+                password_file: None,
+                ca: None,
+                lease_s: None,
                 cache: default_cache(),
                 small_files: default_small_files(),
             },
@@ -165,9 +192,7 @@ impl Config {
         if config.data.is_empty() {
             return Err("it names no data device; add `[[data]]` with `device = \"PATH\"`".into());
         }
-        if config.metadata.directory.is_some() == config.metadata.device.is_some() {
-            return Err("`[metadata]` needs a `directory` or a `device`, and not both".into());
-        }
+        config.metadata.check_place()?;
         let small = config.metadata.small_files;
         if !SMALL_FILES.contains(&small) {
             let (least, most) = (human_bytes(*SMALL_FILES.start()), human_bytes(*SMALL_FILES.end()));
@@ -176,10 +201,14 @@ impl Config {
                 human_bytes(small)
             ));
         }
-        for place in [&mut config.metadata.directory, &mut config.metadata.device]
-            .into_iter()
-            .flatten()
-        {
+        let Metadata {
+            directory,
+            device,
+            password_file,
+            ca,
+            ..
+        } = &mut config.metadata;
+        for place in [directory, device, password_file, ca].into_iter().flatten() {
             *place = base.join(&*place);
         }
         for data in &mut config.data {
@@ -207,15 +236,56 @@ impl Config {
         devices.iter().find(is_again).map(|device| device.as_path())
     }
 
-    /// Where the metadata is.
-    pub fn metadata_place(&self) -> &Path {
-        let Metadata { directory, device, .. } = &self.metadata;
-        directory.as_deref().or(device.as_deref()).unwrap_or(Path::new(""))
+    /// Where the metadata is, for messages: a path, or a volume of a database.
+    pub fn metadata_place(&self) -> String {
+        match (&self.metadata.postgres, self.metadata.path()) {
+            (Some(_), _) => format!("PostgreSQL, volume {}", self.metadata.volume()),
+            (None, Some(path)) => path.display().to_string(),
+            (None, None) => String::new(),
+        }
     }
 
     /// As text, for [`Self::parse`].
     pub fn to_text(&self) -> String {
         toml::to_string(self).unwrap_or_default()
+    }
+}
+
+impl Metadata {
+    /// The directory or device, unless it is in a database.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.directory.as_deref().or(self.device.as_deref())
+    }
+
+    /// The schema of the database that holds the pool.
+    pub(crate) fn volume(&self) -> &str {
+        self.volume.as_deref().unwrap_or(VOLUME)
+    }
+
+    /// That it is in one place, and that the words fit that place.
+    fn check_place(&self) -> Result<(), String> {
+        let places = [self.directory.is_some(), self.device.is_some(), self.postgres.is_some()];
+        if places.iter().filter(|&&is_named| is_named).count() != 1 {
+            return Err("`[metadata]` needs a `directory` or a `device` or `postgres`, and one of them alone".into());
+        }
+        let words = [
+            ("volume", self.volume.is_some()),
+            ("password_file", self.password_file.is_some()),
+            ("ca", self.ca.is_some()),
+            ("lease_s", self.lease_s.is_some()),
+        ];
+        if self.postgres.is_none()
+            && let Some((word, _)) = words.iter().find(|(_, is_given)| *is_given)
+        {
+            return Err(format!("`{word}` has a meaning with `postgres` only"));
+        }
+        match self.lease_s {
+            Some(lease) if !LEASE_S.contains(&lease) => {
+                let (least, most) = (LEASE_S.start(), LEASE_S.end());
+                Err(format!("`lease_s` is {lease}; it may be from {least} to {most}"))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -241,8 +311,13 @@ mod tests {
     #[test]
     fn paths_start_at_the_file_and_mistakes_are_named() {
         let config = Config::parse("[metadata]\ndirectory = 'm'\n[[data]]\ndevice = 'd'", Path::new("/x")).unwrap();
-        assert_eq!(config.metadata_place(), Path::new("/x/m"));
+        assert_eq!(config.metadata_place(), "/x/m");
         assert_eq!(config.data[0].device, Path::new("/x/d"));
+        let database = "[metadata]\npostgres = 'host=a'\nvolume = 'home'\nca = 'ca.pem'\n[[data]]\ndevice = 'd'";
+        let config = Config::parse(database, Path::new("/x")).unwrap();
+        assert_eq!(config.metadata_place(), "PostgreSQL, volume home");
+        assert_eq!(config.metadata.ca.as_deref(), Some(Path::new("/x/ca.pem")));
+        assert_eq!(Config::parse(&config.to_text(), Path::new("/y")), Ok(config));
         for (text, said) in [
             ("[metadata]\ndirectory = 'm'", "data"),
             (
@@ -250,6 +325,18 @@ mod tests {
                 "needs a `directory` or a `device`",
             ),
             ("data = []\n[metadata]\ndirectory = 'm'", "no data device"),
+            (
+                "[metadata]\ndirectory = 'm'\npostgres = 'host=a'\n[[data]]\ndevice = 'd'",
+                "one of them alone",
+            ),
+            (
+                "[metadata]\ndirectory = 'm'\nlease_s = 5\n[[data]]\ndevice = 'd'",
+                "`lease_s` has a meaning with `postgres` only",
+            ),
+            (
+                "[metadata]\npostgres = 'host=a'\nlease_s = 0\n[[data]]\ndevice = 'd'",
+                "it may be from 1 to 3600",
+            ),
             (
                 "[metadata]\ndirectory = 'm'\ncash = '1M'\n[[data]]\ndevice = 'd'",
                 "cash",

@@ -42,9 +42,12 @@ mod fs;
 mod housekeeper;
 mod inode_ref;
 mod lock_order;
+#[cfg(feature = "rocksdb")]
+mod metadata;
 mod names;
 mod open;
 mod owner;
+mod ownership;
 #[cfg(feature = "rocksdb")]
 mod pool;
 mod reclaim;
@@ -70,6 +73,7 @@ pub use ferrite_blob::device::block_device_of;
 pub use ferrite_meta::Salvaged;
 pub use fs::NvmeFs;
 pub use open::{Options, assemble, assemble_with, format, format_with};
+pub use ownership::Answering;
 #[cfg(feature = "rocksdb")]
 pub use pool::{MakeOptions, add, make, make_described};
 pub use repair::Repaired;

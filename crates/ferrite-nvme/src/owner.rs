@@ -19,6 +19,11 @@ impl Owner {
     pub(crate) fn of(core: Arc<Core>) -> Arc<Owner> {
         Arc::new(Owner(core))
     }
+
+    /// For open files.
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.0
+    }
 }
 
 impl Deref for Owner {

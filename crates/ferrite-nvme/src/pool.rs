@@ -13,19 +13,15 @@ use std::sync::Arc;
 
 use ferrite_blob::device::uring::{self, Reactor, Uring, Waiting};
 use ferrite_blob::{BlobStore, FormatOptions, Identity};
-use ferrite_meta::{Backend, MetaStore, RocksStore};
 use ferrite_vfs::FsError;
 use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
 
-use crate::backend::MetaBlobs;
 use crate::config::{Config, Data};
 use crate::description::{self, Description, Draft, Share};
 use crate::fs::NvmeFs;
+use crate::metadata::{self, METADATA_INDEX, Opening};
 use crate::open::{self, Options};
-use crate::refusal::{Result, invalid, medium, refuse};
-
-/// Which store of its pool one for metadata is.
-const METADATA_INDEX: u16 = u16::MAX;
+use crate::refusal::{Result, invalid, refuse};
 
 /// How a pool on devices is made.
 #[derive(Debug, Clone, Default)]
@@ -65,20 +61,7 @@ pub(crate) fn of_store(error: ferrite_blob::Error) -> VolumeError {
     refuse(kind, error.to_string()).with_name_in_text()
 }
 
-pub(crate) fn of_meta(path: &Path, error: &ferrite_meta::Error) -> VolumeError {
-    let kind = match error {
-        ferrite_meta::Error::Corruption(_) => VolumeErrorKind::Damaged,
-        ferrite_meta::Error::Missing(_) => VolumeErrorKind::Foreign,
-        ferrite_meta::Error::InUse(by) => VolumeErrorKind::InUse {
-            by: by.clone(),
-            process: None,
-        },
-        _ => VolumeErrorKind::Medium,
-    };
-    refuse(kind, format!("{}: {error}", path.display())).with_name_in_text()
-}
-
-pub(crate) fn of_fs(path: &Path, error: &FsError) -> VolumeError {
+pub(crate) fn of_fs(place: &str, error: &FsError) -> VolumeError {
     let (kind, text) = match error {
         FsError::NotFound => (
             VolumeErrorKind::Foreign,
@@ -91,7 +74,7 @@ pub(crate) fn of_fs(path: &Path, error: &FsError) -> VolumeError {
         FsError::Damaged { .. } => (VolumeErrorKind::Damaged, error.to_string()),
         _ => (VolumeErrorKind::Medium, error.to_string()),
     };
-    refuse(kind, format!("{}: {text}", path.display())).with_name_in_text()
+    refuse(kind, format!("{place}: {text}")).with_name_in_text()
 }
 
 pub(crate) fn random<const LEN: usize>() -> [u8; LEN] {
@@ -148,31 +131,6 @@ fn blank_device(
     Ok(device)
 }
 
-/// Whether a file's name is one that RocksDB gives.
-fn is_rocksdbs(name: &str) -> bool {
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let (stem, ending) = name.split_once('.').unwrap_or((name, ""));
-    match stem.split_once('-') {
-        Some(("MANIFEST" | "OPTIONS", number)) => is_number(number) && matches!(ending, "" | "dbtmp"),
-        _ if is_number(stem) => matches!(ending, "sst" | "log" | "dbtmp"),
-        _ => matches!(name, "CURRENT" | "IDENTITY" | "LOCK" | "LOG" | "CLOSED"),
-    }
-}
-
-/// Whether a directory has RocksDB's files only, all of them or those of a creation that was cut off.
-fn is_rocksdb(dir: &Path) -> bool {
-    let Ok(mut entries) = std::fs::read_dir(dir) else {
-        return false;
-    };
-    let is_file = |entry: std::io::Result<std::fs::DirEntry>| {
-        entry.is_ok_and(|entry| {
-            let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
-            is_file && entry.file_name().to_str().is_some_and(is_rocksdbs)
-        })
-    };
-    entries.all(is_file)
-}
-
 /// Makes an empty pool as a file describes it. The contents of the devices are lost. Durable when it returns; after a
 /// crash or failure in between there is no pool, and it can be made again with `force`.
 ///
@@ -209,7 +167,6 @@ fn prepare(config: &Config, options: &MakeOptions) -> Result<()> {
         .iter()
         .map(|data| blank_device(data, &reactor, options, None))
         .collect::<Result<_>>()?;
-    let place = config.metadata_place();
     let meta_device = match &config.metadata.device {
         Some(path) => Some(blank_device(&as_data(path), &reactor, options, None)?),
         None => None,
@@ -218,22 +175,7 @@ fn prepare(config: &Config, options: &MakeOptions) -> Result<()> {
         // RocksDB's files move about in it. Without space for one, the pool cannot be opened.
         device.allocate().map_err(of_store)?;
     }
-    let holds_something = std::fs::read_dir(place).is_ok_and(|mut entries| entries.next().is_some());
-    if holds_something && !options.force {
-        let text = format!("{}: not empty; give --force to overwrite it", place.display());
-        return Err(refuse(VolumeErrorKind::Foreign, text).with_name_in_text());
-    }
-    if holds_something {
-        // Only RocksDB's own files are removed, whatever the caller insists on.
-        if !is_rocksdb(place) {
-            let text = format!(
-                "{}: it holds something else than metadata of a pool; name another directory, or empty it",
-                place.display()
-            );
-            return Err(refuse(VolumeErrorKind::Foreign, text).with_name_in_text());
-        }
-        std::fs::remove_dir_all(place).map_err(|error| medium(place, error))?;
-    }
+    metadata::clear(config, options.force)?;
     let pool = random();
     let format = |device: &Uring, index: u16| {
         let options = FormatOptions {
@@ -253,11 +195,12 @@ fn prepare(config: &Config, options: &MakeOptions) -> Result<()> {
     if let Some(device) = meta_device {
         format(&device, METADATA_INDEX)?;
     }
-    let store = meta(config, &reactor, Opening::New)?;
-    open::format_for(&store, pool, random(), (devices.len() as u16, false), options.owner)
-        .map_err(|error| of_fs(place, &error))?;
-    store.sync().map_err(|error| of_meta(place, &error))?;
-    store.close().map_err(|error| of_meta(place, &error))
+    let store = metadata::open(config, &reactor, Opening::New)?;
+    let place = config.metadata_place();
+    open::format_for(&*store, pool, random(), (devices.len() as u16, false), options.owner)
+        .map_err(|error| of_fs(&place, &error))?;
+    store.sync().map_err(|error| metadata::of_meta(&place, &error))?;
+    store.close().map_err(|error| metadata::of_meta(&place, &error))
 }
 
 /// Adds a device, named by its absolute path, to a pool that is closed: the device is made ready, and then the
@@ -270,10 +213,9 @@ fn prepare(config: &Config, options: &MakeOptions) -> Result<()> {
 pub fn add(path: &Path, device: &Path, options: &MakeOptions) -> Result<()> {
     let old = Description::open(path, Share::Alone)?;
     let config = old.config()?;
-    let place = config.metadata_place();
     let reactor = reactor(&config)?;
-    let store = meta(&config, &reactor, Opening::Inspect)?;
-    let record = open::read_record(&store).map_err(|error| of_fs(place, &error))?;
+    let store = metadata::open(&config, &reactor, Opening::Inspect)?;
+    let record = open::read_record(&*store).map_err(|error| of_fs(&config.metadata_place(), &error))?;
     let (has, named) = (usize::from(record.stores), config.data.len());
     let at = config.data.iter().position(|data| same_device(&data.device, device));
     if config
@@ -337,61 +279,11 @@ fn too_few(path: &Path, has: usize, named: usize) -> VolumeError {
 }
 
 /// A device that is named by its path alone.
-fn as_data(path: &Path) -> Data {
+pub(crate) fn as_data(path: &Path) -> Data {
     Data {
         device: path.to_path_buf(),
         whole_pages: None,
     }
-}
-
-/// How the metadata is opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Opening {
-    New,
-    Use,
-    Inspect,
-    /// Damage of the device's blobs is mended first.
-    Mend,
-}
-
-pub(crate) fn meta(config: &Config, reactor: &Arc<Reactor>, opening: Opening) -> Result<RocksStore> {
-    let options = ferrite_meta::Options {
-        create: opening == Opening::New,
-        read_only: opening == Opening::Inspect,
-        block_cache_bytes: config.metadata.cache as usize,
-        ..ferrite_meta::Options::default()
-    };
-    let backend = backend(config, reactor, opening)?;
-    RocksStore::open(backend, &options).map_err(|error| of_meta(config.metadata_place(), &error))
-}
-
-/// Where the metadata lies.
-pub(crate) fn backend(config: &Config, reactor: &Arc<Reactor>, opening: Opening) -> Result<Backend> {
-    Ok(match &config.metadata.device {
-        None => Backend::Directory(config.metadata_place().to_path_buf()),
-        Some(path) => {
-            let device = device(&as_data(path), reactor, opening == Opening::Inspect)?;
-            let found = BlobStore::identify(&device).map_err(of_store)?;
-            if found.is_none_or(|found| found.index != METADATA_INDEX) {
-                let text = format!(
-                    "{}: it holds no metadata of Ferrite; is it the right device?",
-                    path.display()
-                );
-                return Err(refuse(VolumeErrorKind::Foreign, text).with_name_in_text());
-            }
-            if opening == Opening::Use
-                && let Err(error) = device.allocate()
-            {
-                tracing::warn!(%error, "the file of the metadata is sparse, and its file system has no space for it");
-            }
-            let blobs = match opening {
-                Opening::Inspect => MetaBlobs::inspect(Box::new(device)),
-                Opening::New | Opening::Use => MetaBlobs::open(Box::new(device)),
-                Opening::Mend => MetaBlobs::mend(Box::new(device)),
-            };
-            Backend::Blobs(Arc::new(blobs.map_err(of_store)?))
-        }
-    })
 }
 
 /// Opens a pool with all its parts.
@@ -399,15 +291,21 @@ pub(crate) fn backend(config: &Config, reactor: &Arc<Reactor>, opening: Opening)
 /// # Errors
 /// Parts that are missing, in use, another pool's or in another's place; damage; errors of the media.
 pub(crate) fn open(path: &Path, options: Options) -> Result<Parts> {
-    let (share, opening) = match options.read_only {
-        true => (Share::Inspect, Opening::Inspect),
-        false => (Share::Alone, Opening::Use),
+    let opening = match options.read_only {
+        true => Opening::Inspect,
+        false => Opening::Use,
     };
-    let description = Description::open(path, share)?;
-    let config = description.config()?;
+    let mut description = Description::open(path, Share::Inspect)?;
+    let mut config = description.config()?;
+    // A database knows who owns the pool; standbys read the same file.
+    if !options.read_only && config.metadata.postgres.is_none() {
+        drop(description);
+        description = Description::open(path, Share::Alone)?;
+        config = description.config()?;
+    }
     let reactor = reactor(&config)?;
-    let store = meta(&config, &reactor, opening)?;
-    let record = open::read_record(&store).map_err(|error| of_fs(config.metadata_place(), &error))?;
+    let store = metadata::open(&config, &reactor, opening)?;
+    let record = open::read_record(&*store).map_err(|error| of_fs(&config.metadata_place(), &error))?;
     let (has, named) = (usize::from(record.stores), config.data.len());
     if named < has {
         return Err(too_few(path, has, named));
@@ -427,7 +325,8 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Parts> {
         small_bytes_max: config.metadata.small_files,
         ..options
     };
-    let fs = open::assemble(Box::new(store), stores.clone(), options).map_err(|error| of_fs(path, &error))?;
+    let fs =
+        open::assemble(store, stores.clone(), options).map_err(|error| of_fs(&path.display().to_string(), &error))?;
     Ok(Parts {
         fs,
         stores,
@@ -464,36 +363,4 @@ fn data_store(data: &Data, reactor: &Arc<Reactor>, pool: [u8; 16], index: usize,
         return Err(foreign(text));
     }
     BlobStore::open(Box::new(device), read_only).map_err(of_store)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Protects what users have in a directory that they name by mistake.
-    #[test]
-    fn only_rocksdbs_files_are_taken_for_them() {
-        for name in [
-            "CURRENT",
-            "LOCK",
-            "000012.sst",
-            "000004.log",
-            "MANIFEST-000005",
-            "OPTIONS-000007.dbtmp",
-        ] {
-            assert!(is_rocksdbs(name), "{name}");
-        }
-        for name in [
-            "notes",
-            "1.txt",
-            ".log",
-            "MANIFEST-",
-            "MANIFEST-x",
-            "OPTIONS-1.sst",
-            "CURRENT.bak",
-            "12",
-        ] {
-            assert!(!is_rocksdbs(name), "{name}");
-        }
-    }
 }

@@ -13,7 +13,7 @@
 //! A check and a repair of the pool do the rest. Invariant: nothing is changed on data devices.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use ferrite_blob::device::uring::Reactor;
@@ -30,9 +30,10 @@ use crate::format::key;
 use crate::format::node::Node;
 use crate::format::pool::PoolRecord;
 use crate::format::tail::Tail;
+use crate::metadata::{self, Opening, of_meta};
 use crate::names::cookie_of;
 use crate::open::{HASH_BITS, empty_root};
-use crate::pool::{self, Opening, of_meta, of_store};
+use crate::pool::{self, of_store};
 use crate::refusal::{Result, refuse};
 
 /// Changes per commit.
@@ -55,15 +56,15 @@ pub fn metadata_damage(path: &Path) -> Result<Option<String>> {
     let config = description.config()?;
     let reactor = pool::reactor(&config)?;
     let is_damage = |error: &VolumeError| *error.kind() == VolumeErrorKind::Damaged;
-    let store = match pool::meta(&config, &reactor, Opening::Inspect) {
+    let store = match metadata::open(&config, &reactor, Opening::Inspect) {
         Err(error) if is_damage(&error) => return Ok(Some(error.to_string())),
         store => store?,
     };
     let place = config.metadata_place();
     let all = store.scan(&[], &[0xff; 32], &mut |_, _| std::ops::ControlFlow::Continue(()));
-    let read = all.map_err(|error| of_meta(place, &error)).and_then(|()| {
-        let record = crate::open::read_record(&store);
-        record.map(drop).map_err(|error| pool::of_fs(place, &error))
+    let read = all.map_err(|error| of_meta(&place, &error)).and_then(|()| {
+        let record = crate::open::read_record(&*store);
+        record.map(drop).map_err(|error| pool::of_fs(&place, &error))
     });
     match read {
         Err(error) if is_damage(&error) || *error.kind() == VolumeErrorKind::Foreign => Ok(Some(error.to_string())),
@@ -93,9 +94,9 @@ fn replace(path: &Path, dump: Option<&Path>) -> Result<Salvaged> {
     let config = description.config()?;
     let reactor = pool::reactor(&config)?;
     let content = Content::read(&config, &reactor)?;
-    let backend = pool::backend(&config, &reactor, Opening::Mend)?;
+    let backend = metadata::backend(&config, &reactor, Opening::Mend)?;
     let mut fix = |store: &dyn MetaStore| content.fix(store, dump.is_some());
-    let place: PathBuf = dump.unwrap_or(config.metadata_place()).to_path_buf();
+    let place = dump.map_or(config.metadata_place(), |dump| dump.display().to_string());
     let salvaged = match dump {
         Some(dump) => RocksStore::restore(backend, dump, &mut fix),
         None => RocksStore::salvage(backend, &mut fix),

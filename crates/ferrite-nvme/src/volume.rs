@@ -13,7 +13,9 @@ use ferrite_vfs::{FileSystem, FsError, Ino, SYSTEM};
 use crate::content_store::{self, BlobName};
 use crate::core::Core;
 use crate::format::node::Content;
+use crate::metadata::of_meta;
 use crate::open::Options;
+use crate::ownership::Answering;
 use crate::pool::{self, Parts};
 use crate::refusal::refuse;
 use crate::{Repaired, Report};
@@ -88,7 +90,7 @@ impl NvmeVolume {
     /// # Errors
     /// The directory is not empty; errors of the stores.
     pub fn dump_metadata(&self, to: &Path) -> Result<u64, VolumeError> {
-        ferrite_meta::dump(&*self.parts.fs.0.meta, to).map_err(|error| pool::of_meta(to, &error))
+        ferrite_meta::dump(&*self.parts.fs.0.meta, to).map_err(|error| of_meta(&to.display().to_string(), &error))
     }
 
     /// Whether its data has checksums.
@@ -170,7 +172,11 @@ fn hex(bytes: &[u8]) -> String {
 
 impl Volume for NvmeVolume {
     fn fs(&self) -> Arc<dyn FileSystem> {
-        Arc::new(self.parts.fs.clone())
+        let fs = self.parts.fs.clone();
+        match self.parts.config.metadata.postgres {
+            Some(_) => Arc::new(Answering::new(fs)),
+            None => Arc::new(fs),
+        }
     }
 
     fn close(&self) -> Result<(), VolumeError> {
@@ -191,7 +197,12 @@ impl Volume for NvmeVolume {
             human_bytes(small_bytes),
             human_bytes(core.small_bytes_max)
         );
-        let metadata = format!("RocksDB in {}", self.parts.config.metadata_place().display());
+        let place = self.parts.config.metadata_place();
+        let is_shared = self.parts.config.metadata.postgres.is_some();
+        let metadata = match is_shared {
+            true => place.clone(),
+            false => format!("RocksDB in {place}"),
+        };
         let space_text = format!("{} free of {}", human_bytes(free_bytes), human_bytes(capacity_bytes));
         let checksums = if self.has_data_checksums() { "yes" } else { "no" };
         let mut lines = vec![
@@ -214,7 +225,7 @@ impl Volume for NvmeVolume {
         let json = serde_json::json!({
             "engine": SCHEME,
             "uuid": hex(&record.uuid),
-            "metadata": self.parts.config.metadata_place(),
+            "metadata": place,
             "capacity_bytes": capacity_bytes,
             "free_bytes": free_bytes,
             "inodes": inodes,
@@ -228,7 +239,11 @@ impl Volume for NvmeVolume {
         });
         Ok(VolumeInfo {
             engine: SCHEME.to_owned(),
-            medium: format!("{} data devices, metadata in RocksDB", devices.len()),
+            medium: format!(
+                "{} data devices, metadata in {}",
+                devices.len(),
+                if is_shared { "PostgreSQL" } else { "RocksDB" }
+            ),
             durability: DURABILITY.to_owned(),
             size_bytes: capacity_bytes,
             capacity_bytes,

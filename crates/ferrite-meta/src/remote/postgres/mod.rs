@@ -41,10 +41,10 @@ const CONNECT: Duration = Duration::from_secs(2);
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct PostgresOptions {
-    /// A connection string as libpq has it, `host=a,b dbname=…` or `postgres://…`; several hosts are the servers of a
-    /// replicated database.
+    /// A connection string as libpq has it, `host=a,b dbname=…` or `postgres://…`, without a password; several hosts are
+    /// the servers of a replicated database.
     pub connection: String,
-    /// The password, if the string has none.
+    /// The password, if the server asks for one.
     pub password: Option<String>,
     /// A file with the certificates, in PEM, of which the server's has to descend; the system's by default.
     pub ca: Option<PathBuf>,
@@ -135,6 +135,10 @@ impl PostgresRemote {
         }
         let mut config = Config::from_str(&options.connection)
             .map_err(|error| Error::Invalid(format!("the connection string of PostgreSQL: {error}")))?;
+        if config.get_password().is_some() {
+            let text = "the connection string of PostgreSQL holds a password; keep it in a file of its own".into();
+            return Err(Error::Invalid(text));
+        }
         if let Some(password) = &options.password {
             config.password(password);
         }
@@ -163,7 +167,7 @@ impl PostgresRemote {
     /// Makes the tables of a volume, with one empty shard. Durable when it returns.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the database has a schema of this name; [`Error::Unreachable`]; others of the database.
+    /// [`Error::Exists`] if the database has a schema of this name; [`Error::Unreachable`]; others of the database.
     pub fn create(&self, shard: u64) -> Result<()> {
         let mut session = self.connect().map_err(|failure| self.error(failure))?;
         let Statements { schema, create, .. } = &self.statements;

@@ -1,0 +1,217 @@
+//! Where a pool's metadata is: RocksDB in a directory or on a device, or a database that other servers reach.
+//!
+//! Contents: [`open`], which opens the place that a pool's file names; [`clear`], which makes it empty for a new pool.
+//!
+//! Invariant: a place that holds something else than the metadata of a pool is never cleared. A pool in a database is in
+//! use while its owner's time runs, wherever the owner is. Used by `pool` and `salvage`.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use ferrite_blob::BlobStore;
+use ferrite_blob::device::uring::Reactor;
+use ferrite_meta::{Backend, MetaStore, RocksStore};
+use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
+
+use crate::backend::MetaBlobs;
+use crate::config::Config;
+use crate::pool::{as_data, device, of_store};
+use crate::refusal::{Result, invalid, medium, refuse};
+
+/// Which store of its pool one for metadata is.
+pub(crate) const METADATA_INDEX: u16 = u16::MAX;
+
+pub(crate) fn of_meta(place: &str, error: &ferrite_meta::Error) -> VolumeError {
+    let kind = match error {
+        ferrite_meta::Error::Corruption(_) => VolumeErrorKind::Damaged,
+        ferrite_meta::Error::Missing(_) => VolumeErrorKind::Foreign,
+        ferrite_meta::Error::InUse(by) => VolumeErrorKind::InUse {
+            by: by.clone(),
+            process: None,
+        },
+        ferrite_meta::Error::Owned { owner, address, .. } => VolumeErrorKind::InUse {
+            by: format!("{owner} ({address})"),
+            process: None,
+        },
+        ferrite_meta::Error::Invalid(_) => VolumeErrorKind::Invalid,
+        _ => VolumeErrorKind::Medium,
+    };
+    refuse(kind, format!("{place}: {error}")).with_name_in_text()
+}
+
+/// Whether a file's name is one that RocksDB gives.
+fn is_rocksdbs(name: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let (stem, ending) = name.split_once('.').unwrap_or((name, ""));
+    match stem.split_once('-') {
+        Some(("MANIFEST" | "OPTIONS", number)) => is_number(number) && matches!(ending, "" | "dbtmp"),
+        _ if is_number(stem) => matches!(ending, "sst" | "log" | "dbtmp"),
+        _ => matches!(name, "CURRENT" | "IDENTITY" | "LOCK" | "LOG" | "CLOSED"),
+    }
+}
+
+/// Whether a directory has RocksDB's files only, all of them or those of a creation that was cut off.
+fn is_rocksdb(dir: &Path) -> bool {
+    let Ok(mut entries) = std::fs::read_dir(dir) else {
+        return false;
+    };
+    let is_file = |entry: std::io::Result<std::fs::DirEntry>| {
+        entry.is_ok_and(|entry| {
+            let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+            is_file && entry.file_name().to_str().is_some_and(is_rocksdbs)
+        })
+    };
+    entries.all(is_file)
+}
+
+/// Makes the place empty, if it may be.
+pub(crate) fn clear(config: &Config, force: bool) -> Result<()> {
+    if config.metadata.postgres.is_some() {
+        return database::create(config, force);
+    }
+    let Some(place) = &config.metadata.directory else {
+        return Ok(());
+    };
+    let holds_something = std::fs::read_dir(place).is_ok_and(|mut entries| entries.next().is_some());
+    if holds_something && !force {
+        let text = format!("{}: not empty; give --force to overwrite it", place.display());
+        return Err(refuse(VolumeErrorKind::Foreign, text).with_name_in_text());
+    }
+    if holds_something {
+        // Only RocksDB's own files are removed, whatever the caller insists on.
+        if !is_rocksdb(place) {
+            let text = format!(
+                "{}: it holds something else than metadata of a pool; name another directory, or empty it",
+                place.display()
+            );
+            return Err(refuse(VolumeErrorKind::Foreign, text).with_name_in_text());
+        }
+        std::fs::remove_dir_all(place).map_err(|error| medium(place, error))?;
+    }
+    Ok(())
+}
+
+/// How the metadata is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Opening {
+    New,
+    Use,
+    Inspect,
+    /// Damage of the device's blobs is mended first.
+    Mend,
+}
+
+fn rocksdb(config: &Config, reactor: &Arc<Reactor>, opening: Opening) -> Result<RocksStore> {
+    let options = ferrite_meta::Options {
+        create: opening == Opening::New,
+        read_only: opening == Opening::Inspect,
+        block_cache_bytes: config.metadata.cache as usize,
+        ..ferrite_meta::Options::default()
+    };
+    let backend = backend(config, reactor, opening)?;
+    RocksStore::open(backend, &options).map_err(|error| of_meta(&config.metadata_place(), &error))
+}
+
+/// Where the metadata lies.
+pub(crate) fn backend(config: &Config, reactor: &Arc<Reactor>, opening: Opening) -> Result<Backend> {
+    Ok(match (&config.metadata.device, &config.metadata.directory) {
+        (None, None) => {
+            let text = format!(
+                "{}: a database is mended and restored by its own tools; docs/postgres.md describes how",
+                config.metadata_place()
+            );
+            return Err(invalid(text).with_name_in_text());
+        }
+        (None, Some(directory)) => Backend::Directory(directory.clone()),
+        (Some(path), _) => {
+            let device = device(&as_data(path), reactor, opening == Opening::Inspect)?;
+            let found = BlobStore::identify(&device).map_err(of_store)?;
+            if found.is_none_or(|found| found.index != METADATA_INDEX) {
+                let text = format!(
+                    "{}: it holds no metadata of Ferrite; is it the right device?",
+                    path.display()
+                );
+                return Err(refuse(VolumeErrorKind::Foreign, text).with_name_in_text());
+            }
+            if opening == Opening::Use
+                && let Err(error) = device.allocate()
+            {
+                tracing::warn!(%error, "the file of the metadata is sparse, and its file system has no space for it");
+            }
+            let blobs = match opening {
+                Opening::Inspect => MetaBlobs::inspect(Box::new(device)),
+                Opening::New | Opening::Use => MetaBlobs::open(Box::new(device)),
+                Opening::Mend => MetaBlobs::mend(Box::new(device)),
+            };
+            Backend::Blobs(Arc::new(blobs.map_err(of_store)?))
+        }
+    })
+}
+
+/// Opens the metadata.
+///
+/// # Errors
+/// It is missing, damaged or in use; errors of the medium or the database.
+pub(crate) fn open(config: &Config, reactor: &Arc<Reactor>, opening: Opening) -> Result<Box<dyn MetaStore>> {
+    match config.metadata.postgres {
+        Some(_) => database::open(config),
+        None => Ok(Box::new(rocksdb(config, reactor, opening)?)),
+    }
+}
+
+#[cfg(feature = "postgres")]
+mod database;
+
+/// Builds without PostgreSQL.
+#[cfg(not(feature = "postgres"))]
+mod database {
+    use super::{Box, Config, MetaStore, Result, invalid};
+
+    fn absent<T>(config: &Config) -> Result<T> {
+        let text = format!(
+            "{}: this program was built without PostgreSQL; build it with the feature `postgres`",
+            config.metadata_place()
+        );
+        Err(invalid(text).with_name_in_text())
+    }
+
+    pub(super) fn create(config: &Config, _force: bool) -> Result<()> {
+        absent(config)
+    }
+
+    pub(super) fn open(config: &Config) -> Result<Box<dyn MetaStore>> {
+        absent(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Protects what users have in a directory that they name by mistake.
+    #[test]
+    fn only_rocksdbs_files_are_taken_for_them() {
+        for name in [
+            "CURRENT",
+            "LOCK",
+            "000012.sst",
+            "000004.log",
+            "MANIFEST-000005",
+            "OPTIONS-000007.dbtmp",
+        ] {
+            assert!(is_rocksdbs(name), "{name}");
+        }
+        for name in [
+            "notes",
+            "1.txt",
+            ".log",
+            "MANIFEST-",
+            "MANIFEST-x",
+            "OPTIONS-1.sst",
+            "CURRENT.bak",
+            "12",
+        ] {
+            assert!(!is_rocksdbs(name), "{name}");
+        }
+    }
+}
