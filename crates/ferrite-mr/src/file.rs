@@ -1,7 +1,7 @@
-//! A file as a memory region: the location of its pages, access rights, and the engine's half of it.
+//! A file as a memory region: the location of its pages, its keys, and the engine's half of it.
 //!
-//! Contents: [`FileMr`], the adapter of one bound file, and its *guards*. A guard holds the file's lock shared; code
-//! that changes translation holds it exclusively.
+//! Contents: [`FileMr`], the adapter of one bound file, which gives its guards ([`crate::translation::Guard`]). A guard
+//! holds the file's lock shared; code that changes translation holds it exclusively.
 //!
 //! So a revocation waits for all guards of the file, not only for those in its range: a guard lasts for the copy of one
 //! packet, and tracking ranges would cost every packet more than the wait costs a revocation. The lock is sharded:
@@ -16,12 +16,9 @@
 //! * Calls of the engine (append, reserve, atomic writes) are made under [`FileMr::call`], which a revocation by the
 //!   server waits for as well. A revocation by the engine must not: it holds the file's lock, which such a call waits
 //!   for.
-//! * [`State::epoch`] moves when a known page changes its place: translations that threads remember from before are
-//!   void.
 
 use std::sync::Arc;
 
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_roce::memory::Fault;
 use ferrite_vfs::regions::{Access, Adapter, PageRun, REGION_PAGE_BYTES, Region};
 use ferrite_vfs::{Attr, FsError, Ino, Result};
@@ -31,110 +28,13 @@ use crate::faults::{Faults, Wanted, fault_of};
 use crate::key::{Key, KeyCheck};
 use crate::lock_order;
 use crate::meter::{Counts, Meter};
-use crate::range_mtt::RangeMtt;
-use crate::run::{Placed, Run};
-use crate::sync::{AtomicU64, Mutex, Ordering, ReadGuard, SharedLock, alone, lock, shared};
+use crate::sync::{AtomicU64, Mutex, Ordering, SharedLock, alone, lock, shared};
+use crate::translation::{Guard, Run, Translations};
 
 /// Pages requested at a time before any packet needs them.
 const EXPLORED_PAGES: u32 = 4096;
 /// A reader's fault brings all of such an aligned part of the file.
 const NEAR_PAGES: u32 = 64;
-
-/// Where a page lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// In a run of memory pages.
-    Run(Placed),
-    /// In a run of holes, which read as zeros.
-    Hole(Placed),
-    /// Not known: must be requested.
-    Unknown,
-}
-
-/// The state that guards protect.
-#[derive(Default)]
-pub(crate) struct State {
-    pages: RangeMtt,
-    /// Holes, as runs that lie where they are in the file: neighbours then become one.
-    holes: RangeMtt,
-    /// Grows beside guards: bytes behind the old end have their place before.
-    size: AtomicU64,
-    epoch: u64,
-    region: Option<Arc<dyn Region>>,
-    has_ended: bool,
-}
-
-impl State {
-    /// Where page `page` of the file lies.
-    pub(crate) fn place(&self, page: u32) -> Place {
-        if let Some(found) = self.pages.lookup(page) {
-            return Place::Run(found);
-        }
-        match self.holes.lookup(page) {
-            Some(found) => Place::Hole(found),
-            None => Place::Unknown,
-        }
-    }
-
-    /// Whether `len_bytes` bytes at `at` are in the file.
-    pub(crate) fn has(&self, at: u64, len_bytes: u64) -> bool {
-        at.checked_add(len_bytes)
-            .is_some_and(|end| end <= self.size.load(Ordering::SeqCst))
-    }
-
-    /// Moves when earlier translations become void.
-    pub(crate) fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
-    /// Whether exactly this is known of these pages.
-    fn knows(&self, run: &PageRun) -> bool {
-        let (known, page) = match run.page {
-            Some(page) => (self.pages.lookup(run.at), page),
-            None => (self.holes.lookup(run.at), run.at),
-        };
-        known.is_some_and(|known| {
-            let rest = known.from(run.at).run;
-            rest.page == page && rest.pages >= run.pages
-        })
-    }
-
-    /// The first unknown page from `page` on.
-    fn next_unknown(&self, mut page: u32) -> u32 {
-        while let Place::Run(known) | Place::Hole(known) = self.place(page) {
-            page = known.end();
-        }
-        page
-    }
-
-    fn forget(&mut self, first: u32, end: u32) {
-        let count = end.saturating_sub(first);
-        if self.pages.remove(first, count) > 0 && !is_seeded(Bug::StaleTranslation) {
-            self.epoch += 1;
-        }
-        self.holes.remove(first, count);
-    }
-}
-
-/// The right to touch pages, for the copy of one packet.
-pub(crate) struct Guard<'f> {
-    state: ReadGuard<'f, State>,
-}
-
-impl Guard<'_> {
-    /// The location of pages.
-    pub(crate) fn state(&self) -> &State {
-        &self.state
-    }
-
-    /// The pages themselves.
-    ///
-    /// # Errors
-    /// `Access` if the file has none (any more).
-    pub(crate) fn region(&self) -> std::result::Result<&dyn Region, Fault> {
-        self.state.region.as_deref().ok_or(Fault::Access)
-    }
-}
 
 /// A file of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -150,7 +50,7 @@ pub struct FileMr {
     id: FileId,
     /// The longest write that the engine makes in one step.
     atomic_bytes_max: u64,
-    state: SharedLock<lock_order::State, State>,
+    translations: SharedLock<lock_order::Translations, Translations>,
     /// Held shared during calls of the engine.
     calls: SharedLock<lock_order::Calls, ()>,
     keys: Mutex<lock_order::FileKeys, Vec<Arc<Key>>>,
@@ -168,7 +68,7 @@ impl FileMr {
             number,
             id,
             atomic_bytes_max,
-            state: SharedLock::new(State::default()),
+            translations: SharedLock::new(Translations::default()),
             calls: SharedLock::new(()),
             keys: Mutex::default(),
             check,
@@ -181,9 +81,9 @@ impl FileMr {
 
     /// The engine has bound it. Until then there are no guards.
     pub(crate) fn bound(&self, region: Arc<dyn Region>) {
-        let mut state = alone(&self.state);
-        if !state.has_ended {
-            state.region = Some(region);
+        let mut translations = alone(&self.translations);
+        if !translations.has_ended {
+            translations.region = Some(region);
         }
     }
 
@@ -207,11 +107,11 @@ impl FileMr {
     /// # Errors
     /// `Access` if the key is revoked.
     pub(crate) fn guard(&self, key: &Key) -> std::result::Result<Guard<'_>, Fault> {
-        let state = shared(&self.state);
+        let translations = shared(&self.translations);
         if key.is_revoked() {
             return Err(Fault::Access);
         }
-        Ok(Guard { state })
+        Ok(Guard::new(translations))
     }
 
     /// Calls the engine for the holder of `key`. The caller holds no guard.
@@ -224,7 +124,7 @@ impl FileMr {
         call: impl FnOnce(&dyn Region) -> Result<T>,
     ) -> std::result::Result<T, Fault> {
         let _call = shared(&self.calls);
-        let region = self.guard(key)?.state.region.clone().ok_or(Fault::Access)?;
+        let region = self.guard(key)?.into_region()?;
         call(&*region).map_err(|error| fault_of(&error))
     }
 
@@ -243,7 +143,7 @@ impl FileMr {
 
     /// Requests pages from the engine. Blocks on the file's lock; the caller holds no guard.
     pub(crate) fn serve(&self, wanted: &Wanted) {
-        let region = shared(&self.state).region.clone();
+        let region = shared(&self.translations).region.clone();
         let ask = |first: u32, end: u32| match &region {
             Some(region) => region.fault(first, end.saturating_sub(first), wanted.access),
             None => Err(FsError::Stale),
@@ -262,18 +162,18 @@ impl FileMr {
     /// The next pages from page `from` on to request before any packet needs them: first and end. `None` when all are
     /// known, or the binding has ended.
     pub(crate) fn unknown(&self, from: u32) -> Option<(u32, u32)> {
-        let state = shared(&self.state);
-        state.region.as_ref()?;
-        let pages = state.size.load(Ordering::SeqCst).div_ceil(REGION_PAGE_BYTES);
+        let translations = shared(&self.translations);
+        translations.region.as_ref()?;
+        let pages = translations.size.load(Ordering::SeqCst).div_ceil(REGION_PAGE_BYTES);
         let pages = u32::try_from(pages).unwrap_or(u32::MAX);
-        let first = state.next_unknown(from);
+        let first = translations.next_unknown(from);
         (first < pages).then(|| (first, pages.min(first.saturating_add(EXPLORED_PAGES))))
     }
 
     /// Requests pages from the engine that no packet waits for; false if it does not answer now. Blocks on the file's
     /// lock; the caller holds no guard.
     pub(crate) fn explore(&self, (first, end): (u32, u32)) -> bool {
-        let region = shared(&self.state).region.clone();
+        let region = shared(&self.translations).region.clone();
         region.is_some_and(|region| region.fault(first, end - first, Access::Read).is_ok())
     }
 
@@ -300,7 +200,7 @@ impl FileMr {
     /// access by them is under way then. Must not be called from the engine.
     pub(crate) fn drain(&self) {
         drop(alone(&self.calls));
-        drop(alone(&self.state));
+        drop(alone(&self.translations));
     }
 
     /// A meter for one more thread.
@@ -312,17 +212,17 @@ impl FileMr {
 
     /// The engine's half; `None` when the binding has ended.
     pub(crate) fn region(&self) -> Option<Arc<dyn Region>> {
-        shared(&self.state).region.clone()
+        shared(&self.translations).region.clone()
     }
 
     /// Whether the engine has ended the binding.
     pub(crate) fn has_ended(&self) -> bool {
-        shared(&self.state).has_ended
+        shared(&self.translations).has_ended
     }
 
     /// Its size.
     pub(crate) fn size(&self) -> u64 {
-        shared(&self.state).size.load(Ordering::SeqCst)
+        shared(&self.translations).size.load(Ordering::SeqCst)
     }
 
     /// Its status.
@@ -330,11 +230,11 @@ impl FileMr {
         let by_thread: Vec<Counts> = lock(&self.meters).iter().map(|meter| meter.read()).collect();
         let mut total = Counts::default();
         by_thread.iter().for_each(|counts| total += *counts);
-        let state = shared(&self.state);
+        let translations = shared(&self.translations);
         FileStatus {
-            size: state.size.load(Ordering::SeqCst),
-            ranges: state.pages.len() as u64,
-            holes: state.holes.len() as u64,
+            size: translations.size.load(Ordering::SeqCst),
+            ranges: translations.pages.len() as u64,
+            holes: translations.holes.len() as u64,
             revocations: self.revocations.load(Ordering::SeqCst),
             faults: self.faults.under_way(),
             total,
@@ -365,34 +265,34 @@ pub struct FileStatus {
 impl Adapter for FileMr {
     fn revoke(&self, first: u32, end: u32) {
         self.revocations.fetch_add(1, Ordering::SeqCst);
-        alone(&self.state).forget(first, end);
+        alone(&self.translations).forget(first, end);
     }
 
     fn publish(&self, runs: &[PageRun]) {
-        let mut state = alone(&self.state);
+        let mut translations = alone(&self.translations);
         for run in runs {
             let end = run.at.saturating_add(run.pages);
-            if state.knows(run) {
+            if translations.knows(run) {
                 continue;
             }
-            state.forget(run.at, end);
+            translations.forget(run.at, end);
             let pages = run.pages;
             // A run that no file can have is ignored: its pages are requested again.
             let _ = match run.page {
-                Some(page) => state.pages.insert(run.at, Run { page, pages }),
-                None => state.holes.insert(run.at, Run { page: run.at, pages }),
+                Some(page) => translations.pages.insert(run.at, Run { page, pages }),
+                None => translations.holes.insert(run.at, Run { page: run.at, pages }),
             };
         }
     }
 
     fn resize(&self, size: u64) {
-        let state = shared(&self.state);
-        if size >= state.size.load(Ordering::SeqCst) {
-            return state.size.store(size, Ordering::SeqCst);
+        let translations = shared(&self.translations);
+        if size >= translations.size.load(Ordering::SeqCst) {
+            return translations.size.store(size, Ordering::SeqCst);
         }
-        drop(state);
+        drop(translations);
         // The holder of a guard may be behind the new end.
-        alone(&self.state).size.store(size, Ordering::SeqCst);
+        alone(&self.translations).size.store(size, Ordering::SeqCst);
     }
 
     fn attributes_changed(&self, attr: &Attr) {
@@ -404,18 +304,18 @@ impl Adapter for FileMr {
             }
         }
         if is_any {
-            drop(alone(&self.state));
+            drop(alone(&self.translations));
         }
     }
 
     fn unbound(&self) {
         lock(&self.keys).iter().for_each(|key| key.revoke());
-        let mut state = alone(&self.state);
-        let epoch = state.epoch + 1;
-        let ended = std::mem::take(&mut *state);
-        state.epoch = epoch;
-        state.has_ended = true;
-        drop(state);
+        let mut translations = alone(&self.translations);
+        let epoch = translations.epoch + 1;
+        let ended = std::mem::take(&mut *translations);
+        translations.epoch = epoch;
+        translations.has_ended = true;
+        drop(translations);
         // The engine's half is dropped without the lock.
         drop(ended);
     }

@@ -1,4 +1,4 @@
-//! A filekey: a right to remote access to a file.
+//! A filekey: a right to remote access to a file, with its holder.
 //!
 //! Invariant: a revoked key stays revoked. Its number is not reused while this one is in the table of keys.
 

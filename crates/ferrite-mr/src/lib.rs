@@ -4,49 +4,43 @@
 //! them; and [`FileMemory`], the memory behind the queue pairs of one thread, which finds pages and copies without a
 //! call of the file system. `docs/filemr.md` describes the guarantees of each.
 //!
-//! Below that, two methods to translate pages of files, which know no files: FileMR's ([`RangeMtt`], a tree of runs for
-//! each file, behind a [`RangeCache`]) and the usual one of adapters ([`PageMtt`], an array of pages, behind a
-//! [`PageCache`]). Both caches have 4096 entries, four to a set. [`Ranges`] and [`Pages`] combine table and cache, for
-//! experiments that compare them.
+//! A packet passes four places, in this order:
+//!
+//! | module | type | its part |
+//! | --- | --- | --- |
+//! | `memory` | [`FileMemory`] | takes the packet, and copies to or from pages |
+//! | `permissions` | `FileAccess` | whether its queue pair may use the key, and for what |
+//! | `translation` | `Guard` | where the pages lie, and that they stay there until the copy is durable |
+//! | `background` | `Background` | requests pages that are not translated yet, while the packet waits |
+//!
+//! `file` has the bound file that all of them refer to, and `registrar` the list of these. [`RangeMtt`] and
+//! [`RangeCache`], FileMR's method of translation, are public for experiments that compare it with others, and so is
+//! the store of its cache, [`Sets`].
 //!
 //! *Architecture invariant:* this crate knows no engine, no sockets and no service.
 
 #![forbid(unsafe_code)]
 
-mod access_cache;
 mod appends;
-pub mod compare;
-mod counters;
+mod background;
 mod faults;
 mod file;
 mod key;
-mod keys;
 mod lock_order;
 mod memory;
 mod meter;
 #[cfg(all(test, feature = "shuttle"))]
 mod models;
-mod page_cache;
-mod page_mtt;
-mod range_cache;
-mod range_mtt;
+mod permissions;
 mod registrar;
-mod run;
-mod sets;
-mod shared;
 mod sync;
-mod translate;
+mod translation;
 
-pub use counters::Counters;
 pub use file::{FileMr, FileStatus};
 pub use key::{Holder, KeyCheck, Rights, SessionId, may_keep};
 pub use memory::FileMemory;
 pub use meter::Counts;
-pub use page_cache::PageCache;
-pub use page_mtt::PageMtt;
-pub use range_cache::RangeCache;
-pub use range_mtt::RangeMtt;
 pub use registrar::{Granted, Listed, Options, Registrar};
-pub use run::{OutOfRange, Placed, Run};
-pub use sets::{ENTRIES, WAYS};
-pub use translate::{Pages, Ranges, RegionId, Translation};
+pub use translation::{
+    Counters, ENTRIES, OutOfRange, Placed, RangeCache, RangeMtt, Removed, Run, SETS, Sets, WAYS, hash_of,
+};

@@ -18,7 +18,7 @@ ferrite_checks::ranks! {
     /// The keys of a file.
     FileKeys = 60;
     /// The translations of a file. A guard of its pages is this lock, held shared.
-    State = 70;
+    Translations = 70;
     /// Queued appends.
     Appends = 80;
     /// Faults under way.

@@ -1,6 +1,8 @@
 //! The memory behind the queue pairs of one thread: packets in, copies to and from pages of bound files.
 //!
-//! Contents: [`FileMemory`], which an RNIC's thread passes to its `Endpoint`.
+//! Contents: [`FileMemory`], which an RNIC's thread passes to its `Endpoint`. A packet comes here, gets a
+//! [`FileAccess`] by its key, a [`Guard`] by that, and with it the places of its pages. It leaves to
+//! [`Background`] whatever would block.
 //!
 //! Invariants:
 //!
@@ -16,11 +18,11 @@ use ferrite_roce::wire::Qpn;
 use ferrite_vfs::regions::{Access, REGION_PAGE_BYTES, Region};
 use rustc_hash::FxHashMap;
 
-use crate::access_cache::{AccessCache, Found};
+use crate::background::Background;
 use crate::faults::Wanted;
-use crate::file::{Place, State};
 use crate::key::Rights;
-use crate::shared::Shared;
+use crate::permissions::{AccessCache, FileAccess, Keys};
+use crate::translation::{Guard, Place};
 
 /// Pages requested at a time.
 const AHEAD_PAGES: u64 = 1_024;
@@ -81,18 +83,18 @@ fn number(page: u64) -> Result<u32, Fault> {
 /// Memory of one RNIC thread. It accepts no SENDs: a user that wants them wraps it in a memory of its own. Immediate
 /// data is ignored.
 pub struct FileMemory {
-    shared: Arc<Shared>,
-    access_cache: AccessCache,
+    background: Arc<Background>,
+    accesses: AccessCache,
     /// Budget that messages hold.
     held: FxHashMap<(Qpn, u64), u64>,
     pieces: Vec<Piece>,
 }
 
 impl FileMemory {
-    pub(crate) fn new(shared: Arc<Shared>) -> FileMemory {
+    pub(crate) fn new(keys: Arc<Keys>, background: Arc<Background>) -> FileMemory {
         FileMemory {
-            shared,
-            access_cache: AccessCache::new(),
+            background,
+            accesses: AccessCache::new(keys),
             held: FxHashMap::default(),
             pieces: Vec::new(),
         }
@@ -104,14 +106,14 @@ impl FileMemory {
         qpn: Qpn,
         key: u32,
         allows: impl Fn(&Rights) -> bool,
-        act: impl FnOnce(&Shared, &mut Found<'_>, &mut Vec<Piece>) -> Result<T, Fault>,
+        act: impl FnOnce(&Background, &mut FileAccess<'_>, &mut Vec<Piece>) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
-        let mut found = self.access_cache.find(&self.shared.keys, qpn, key)?;
-        let result = match allows(&found.access.key.holder.rights) {
-            true => act(&self.shared, &mut found, &mut self.pieces),
+        let mut access = self.accesses.find(qpn, key)?;
+        let result = match allows(access.rights()) {
+            true => act(&self.background, &mut access, &mut self.pieces),
             false => Err(Fault::Access),
         };
-        let meter = found.meter();
+        let meter = access.meter();
         match result {
             Ok(_) => {}
             Err(Fault::NotReady { .. }) => meter.faults.add(1),
@@ -124,10 +126,10 @@ impl FileMemory {
     /// Takes budget for a message that is assembled.
     fn reserve(&mut self, message: &Message) -> Result<Delivery, Fault> {
         let len_bytes = u64::from(message.len_bytes);
-        if len_bytes > self.shared.assembled_bytes_max() {
+        if len_bytes > self.background.assembled_bytes_max() {
             return Err(Fault::Access);
         }
-        if !self.shared.reserve(len_bytes) {
+        if !self.background.reserve(len_bytes) {
             return Err(Fault::NotReady {
                 wait_ns: BUDGET_WAIT_NS,
             });
@@ -138,7 +140,7 @@ impl FileMemory {
 
     fn release(&mut self, message: &Message) {
         if let Some(len_bytes) = self.held.remove(&(message.qpn, message.number)) {
-            self.shared.release(len_bytes);
+            self.background.release(len_bytes);
         }
     }
 }
@@ -146,30 +148,29 @@ impl FileMemory {
 impl Drop for FileMemory {
     fn drop(&mut self) {
         for (_, len_bytes) in self.held.drain() {
-            self.shared.release(len_bytes);
+            self.background.release(len_bytes);
         }
     }
 }
 
 /// Does something under a guard with pages that are all translated, and fences it: stored data is durable, and loaded
 /// data is right. `all` is the message that `bytes` belong to.
-fn access<T>(
-    shared: &Shared,
-    found: &mut Found<'_>,
+fn with_pages<T>(
+    background: &Background,
+    access: &mut FileAccess<'_>,
     pieces: &mut Vec<Piece>,
     (bytes, all): (Bytes, Bytes),
     act: impl FnOnce(&dyn Region, &[Piece]) -> Result<T, Fault>,
 ) -> Result<T, Fault> {
-    let file = &found.access.file;
-    let guard = file.guard(&found.access.key)?;
+    let guard = access.guard()?;
     let region = guard.region()?;
     // It has not been checked yet whether all of a short message is in the file.
     let is_first = bytes.access == Access::Write && all.is_short() && bytes.at == all.at;
     let in_file = if is_first { all } else { bytes };
-    if !guard.state().has(in_file.at, in_file.len_bytes) {
+    if !guard.has(in_file.at, in_file.len_bytes) {
         return Err(Fault::Access);
     }
-    match translate(found, guard.state(), &bytes, pieces)? {
+    match translate(access, &guard, &bytes, pieces)? {
         None => {
             let done = act(region, pieces)?;
             fence(region)?;
@@ -177,15 +178,15 @@ fn access<T>(
         }
         Some(page) => {
             drop(guard);
-            Err(shared.fault(&found.access.file, all.wanted(page)?))
+            Err(background.fault(access.file(), all.wanted(page)?))
         }
     }
 }
 
 /// Translates all of `bytes`, or returns a page that must be requested.
 fn translate(
-    found: &mut Found<'_>,
-    state: &State,
+    access: &mut FileAccess<'_>,
+    guard: &Guard<'_>,
     bytes: &Bytes,
     pieces: &mut Vec<Piece>,
 ) -> Result<Option<u64>, Fault> {
@@ -196,7 +197,7 @@ fn translate(
         let page = at / REGION_PAGE_BYTES;
         let within = (at % REGION_PAGE_BYTES) as u32;
         let len_bytes = (REGION_PAGE_BYTES - u64::from(within)).min(end - at) as u32;
-        let place = match found.place(state, number(page)?) {
+        let place = match access.place(guard, number(page)?) {
             Place::Run(placed) => Some(placed.from(number(page)?).run.page),
             Place::Hole(_) if bytes.access == Access::Read => None,
             Place::Hole(_) | Place::Unknown => return Ok(Some(page)),
@@ -215,10 +216,9 @@ fn translate(
 ///
 /// # Errors
 /// `NotReady` if its first page is one of them.
-fn prepare(shared: &Shared, found: &mut Found<'_>, all: &Bytes) -> Result<(), Fault> {
-    let file = &found.access.file;
-    let guard = file.guard(&found.access.key)?;
-    if !guard.state().has(all.at, all.len_bytes) {
+fn prepare(background: &Background, access: &mut FileAccess<'_>, all: &Bytes) -> Result<(), Fault> {
+    let guard = access.guard()?;
+    if !guard.has(all.at, all.len_bytes) {
         return Err(Fault::Access);
     }
     let mut page = all.first_page();
@@ -227,7 +227,7 @@ fn prepare(shared: &Shared, found: &mut Found<'_>, all: &Bytes) -> Result<(), Fa
         if page >= all.end_page() {
             break;
         }
-        page = match found.place(guard.state(), number(page)?) {
+        page = match access.place(&guard, number(page)?) {
             Place::Run(run) => u64::from(run.end()),
             Place::Hole(run) if all.access == Access::Read => u64::from(run.end()),
             Place::Hole(_) | Place::Unknown => {
@@ -240,7 +240,7 @@ fn prepare(shared: &Shared, found: &mut Found<'_>, all: &Bytes) -> Result<(), Fa
     let Some(page) = missing else {
         return Ok(());
     };
-    match shared.fault(&found.access.file, all.wanted(page)?) {
+    match background.fault(access.file(), all.wanted(page)?) {
         // The others may be there when their turn comes; if not, they are requested again.
         _ if page > all.first_page() => Ok(()),
         fault => Err(fault),
@@ -260,10 +260,10 @@ fn fence(region: &dyn Region) -> Result<(), Fault> {
     region.fence().map_err(|_| Fault::Operational)
 }
 
-fn append(found: &Found<'_>, data: &[u8]) -> Result<(), Fault> {
-    found.access.file.append(&found.access.key, data)?;
-    found.meter().appends.add(1);
-    found.meter().bytes_appended.add(data.len() as u64);
+fn append(access: &FileAccess<'_>, data: &[u8]) -> Result<(), Fault> {
+    access.append(data)?;
+    access.meter().appends.add(1);
+    access.meter().bytes_appended.add(data.len() as u64);
     Ok(())
 }
 
@@ -272,8 +272,8 @@ impl Memory for FileMemory {
         let all = all_of(message, Access::Write);
         let is_append = message.is_append();
         let allows = |rights: &Rights| if is_append { rights.append } else { rights.write };
-        let delivery = self.with(message.qpn, message.key, allows, |shared, found, _| {
-            let is_atomic = found.access.key.holder.rights.atomic_writes;
+        let delivery = self.with(message.qpn, message.key, allows, |background, access, _| {
+            let is_atomic = access.rights().atomic_writes;
             if is_append {
                 return Ok(Delivery::Whole);
             }
@@ -281,11 +281,11 @@ impl Memory for FileMemory {
                 return Ok(Delivery::Parts);
             }
             if !is_atomic {
-                return prepare(shared, found, &all).map(|()| Delivery::Parts);
+                return prepare(background, access, &all).map(|()| Delivery::Parts);
             }
-            let guard = found.access.file.guard(&found.access.key)?;
-            let is_short = all.len_bytes <= found.access.file.atomic_bytes_max();
-            if is_short && guard.state().has(all.at, all.len_bytes) {
+            let guard = access.guard()?;
+            let is_short = all.len_bytes <= access.file().atomic_bytes_max();
+            if is_short && guard.has(all.at, all.len_bytes) {
                 Ok(Delivery::Whole)
             } else {
                 Err(Fault::Access)
@@ -294,10 +294,10 @@ impl Memory for FileMemory {
         match delivery {
             Delivery::Parts => Ok(Delivery::Parts),
             Delivery::Whole => self.reserve(message).inspect_err(|fault| {
-                if let Ok(found) = self.access_cache.find(&self.shared.keys, message.qpn, message.key) {
+                if let Ok(access) = self.accesses.find(message.qpn, message.key) {
                     match fault {
-                        Fault::NotReady { .. } => found.meter().put_off.add(1),
-                        _ => found.meter().refused.add(1),
+                        Fault::NotReady { .. } => access.meter().put_off.add(1),
+                        _ => access.meter().refused.add(1),
                     }
                 }
             }),
@@ -318,8 +318,8 @@ impl Memory for FileMemory {
             access: Access::Write,
         };
         let allows = |rights: &Rights| rights.write && !rights.atomic_writes;
-        self.with(message.qpn, message.key, allows, |shared, found, pieces| {
-            access(shared, found, pieces, (bytes, all), |region, pieces| {
+        self.with(message.qpn, message.key, allows, |background, access, pieces| {
+            with_pages(background, access, pieces, (bytes, all), |region, pieces| {
                 let mut data = part.data;
                 for piece in pieces {
                     let (now, later) = data.split_at(piece.len_bytes as usize);
@@ -328,8 +328,8 @@ impl Memory for FileMemory {
                 }
                 Ok(())
             })?;
-            found.meter().packets_written.add(1);
-            found.meter().bytes_written.add(bytes.len_bytes);
+            access.meter().packets_written.add(1);
+            access.meter().bytes_written.add(bytes.len_bytes);
             Ok(())
         })
     }
@@ -337,14 +337,13 @@ impl Memory for FileMemory {
     fn write_whole(&mut self, message: &Message, data: &[u8], _: Option<u32>) -> Result<(), Fault> {
         let is_append = message.is_append();
         let allows = |rights: &Rights| if is_append { rights.append } else { rights.write };
-        self.with(message.qpn, message.key, allows, |_, found, _| {
+        self.with(message.qpn, message.key, allows, |_, access, _| {
             if is_append {
-                return append(found, data);
+                return append(access, data);
             }
-            let (file, key) = (&found.access.file, &found.access.key);
-            file.call(key, |region| region.write_atomic(message.at, data))?;
-            found.meter().atomic_writes.add(1);
-            found.meter().bytes_written.add(data.len() as u64);
+            access.call(|region| region.write_atomic(message.at, data))?;
+            access.meter().atomic_writes.add(1);
+            access.meter().bytes_written.add(data.len() as u64);
             Ok(())
         })?;
         self.release(message);
@@ -361,7 +360,7 @@ impl Memory for FileMemory {
             message.qpn,
             message.key,
             |rights| rights.read,
-            |shared, found, _| prepare(shared, found, &all),
+            |background, access, _| prepare(background, access, &all),
         )
     }
 
@@ -379,8 +378,8 @@ impl Memory for FileMemory {
             message.qpn,
             message.key,
             |rights| rights.read,
-            |shared, found, pieces| {
-                access(shared, found, pieces, (bytes, all), |region, pieces| {
+            |background, access, pieces| {
+                with_pages(background, access, pieces, (bytes, all), |region, pieces| {
                     let mut rest = into;
                     for piece in pieces {
                         let (now, later) = rest.split_at_mut(piece.len_bytes as usize);
@@ -392,8 +391,8 @@ impl Memory for FileMemory {
                     }
                     Ok(())
                 })?;
-                found.meter().packets_read.add(1);
-                found.meter().bytes_read.add(bytes.len_bytes);
+                access.meter().packets_read.add(1);
+                access.meter().bytes_read.add(bytes.len_bytes);
                 Ok(())
             },
         )
@@ -405,12 +404,9 @@ impl Memory for FileMemory {
                 qpn,
                 key,
                 |rights| rights.append,
-                |_, found, _| {
-                    let end = found
-                        .access
-                        .file
-                        .call(&found.access.key, |region| region.reserve(add))?;
-                    found.meter().reservations.add(1);
+                |_, access, _| {
+                    let end = access.call(|region| region.reserve(add))?;
+                    access.meter().reservations.add(1);
                     Ok(end)
                 },
             );
@@ -421,12 +417,9 @@ impl Memory for FileMemory {
     fn compare_swap(&mut self, qpn: Qpn, key: u32, at: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
         if at == RESERVE_AT {
             let allows = |rights: &Rights| rights.append && compare <= swap;
-            return self.with(qpn, key, allows, |_, found, _| {
-                let end = found
-                    .access
-                    .file
-                    .call(&found.access.key, |region| region.extend(compare, swap))?;
-                found.meter().reservations.add(u64::from(end == compare));
+            return self.with(qpn, key, allows, |_, access, _| {
+                let end = access.call(|region| region.extend(compare, swap))?;
+                access.meter().reservations.add(u64::from(end == compare));
                 Ok(end)
             });
         }
@@ -456,13 +449,13 @@ impl FileMemory {
             access: Access::Write,
         };
         let allows = |rights: &Rights| rights.read && rights.write && at.is_multiple_of(8);
-        self.with(qpn, key, allows, |shared, found, pieces| {
-            let before = access(shared, found, pieces, (bytes, bytes), |region, pieces| {
+        self.with(qpn, key, allows, |background, access, pieces| {
+            let before = with_pages(background, access, pieces, (bytes, bytes), |region, pieces| {
                 let piece = pieces.first().ok_or(Fault::Operational)?;
                 let page = piece.page.ok_or(Fault::Operational)?;
                 Ok(change(region, page, piece.within))
             })?;
-            found.meter().atomics.add(1);
+            access.meter().atomics.add(1);
             Ok(before)
         })
     }

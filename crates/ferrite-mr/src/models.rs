@@ -12,8 +12,9 @@ use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use shuttle::thread;
 
 use crate::appends::Appends;
-use crate::file::{FileId, FileMr, Place};
+use crate::file::{FileId, FileMr};
 use crate::key::{Holder, Key, Rights, SessionId, may_keep};
+use crate::translation::Place;
 
 fn holds(model: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::check_random(model.clone(), 3000);
@@ -137,7 +138,7 @@ fn a_page_moves_under_packets(flaw: Flaw) {
         let (file, key, pages) = (Arc::clone(&file), Arc::clone(&key), Arc::clone(&pages));
         thread::spawn(move || {
             let guard = file.guard(&key).expect("a key that is good");
-            let Place::Run(run) = guard.state().place(0) else {
+            let Place::Run(run) = guard.place(0) else {
                 return false;
             };
             let region = Arc::clone(&pages);

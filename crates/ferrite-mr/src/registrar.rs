@@ -13,11 +13,12 @@ use ferrite_roce::wire::Qpn;
 use ferrite_vfs::regions::Binding;
 use ferrite_vfs::{BadArgument, Ctx, FileSystem, FsError, Ino, Result, Unsupported, posix};
 
+use crate::background::Background;
 use crate::file::{FileId, FileMr, FileStatus};
 use crate::key::{Holder, KeyCheck, Rights, SessionId, may_keep};
 use crate::lock_order;
 use crate::memory::FileMemory;
-use crate::shared::Shared;
+use crate::permissions::Keys;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
 /// Options of a registrar.
@@ -79,7 +80,8 @@ struct FileEntry {
 
 /// All bound files of a server.
 pub struct Registrar {
-    shared: Arc<Shared>,
+    keys: Arc<Keys>,
+    background: Arc<Background>,
     check: Arc<KeyCheck>,
     files: Mutex<lock_order::Slots, HashMap<FileId, Arc<FileEntry>>>,
     next_number: AtomicU64,
@@ -97,7 +99,8 @@ impl Registrar {
     /// If no threads are available.
     pub fn new(options: Options) -> std::io::Result<Registrar> {
         Ok(Registrar {
-            shared: Arc::new(Shared::new(options.fault_threads, options.assembled_bytes_max)?),
+            keys: Arc::new(Keys::new()),
+            background: Arc::new(Background::new(options.fault_threads, options.assembled_bytes_max)?),
             check: options.check,
             files: Mutex::default(),
             next_number: AtomicU64::new(0),
@@ -106,7 +109,7 @@ impl Registrar {
 
     /// A memory for one more RNIC thread.
     pub fn memory(&self) -> FileMemory {
-        FileMemory::new(Arc::clone(&self.shared))
+        FileMemory::new(Arc::clone(&self.keys), Arc::clone(&self.background))
     }
 
     /// Gives `session` a key for a file, and binds the file if it is not bound yet. The key can be used when this
@@ -185,14 +188,14 @@ impl Registrar {
         let file = Arc::new(FileMr::new(number, id, atomic_bytes_max, Arc::clone(&self.check)));
         let region = regions.bind(ctx, id.ino, binding, Arc::clone(&file) as _)?;
         file.bound(region);
-        self.shared.explore(&file, 0);
+        self.background.explore(&file, 0);
         *lock(&entry.bound) = Some((Arc::clone(&file), binding));
         Ok(file)
     }
 
     /// A key for a bound file.
     fn grant(&self, file: &Arc<FileMr>, holder: Holder) -> Result<Granted> {
-        let key = self.shared.keys.grant(file, holder)?;
+        let key = self.keys.grant(file, holder)?;
         // Read once the file knows the key: an earlier change of permissions shows in these attributes, and a later one
         // has checked the key.
         let attr = file.region().ok_or(FsError::Stale).and_then(|region| region.attr());
@@ -201,7 +204,7 @@ impl Registrar {
             None => Ok(()),
         });
         if let Err(error) = allowed {
-            self.shared.keys.revoke_one(key.holder.session, key.number);
+            self.keys.revoke_one(key.holder.session, key.number);
             file.drain();
             return Err(error);
         }
@@ -216,12 +219,12 @@ impl Registrar {
 
     /// Assigns a queue pair to `session`: from now on it may use the session's keys.
     pub fn attach(&self, session: SessionId, qpn: Qpn) {
-        self.shared.keys.attach(session, qpn);
+        self.keys.attach(session, qpn);
     }
 
     /// Removes a queue pair from its session. Its own thread calls this, or has stopped serving it.
     pub fn detach(&self, qpn: Qpn) {
-        self.shared.keys.detach(qpn);
+        self.keys.detach(qpn);
     }
 
     /// Revokes a key. When this returns no access by it is under way. Unbinds the file if it was the last.
@@ -230,7 +233,7 @@ impl Registrar {
     /// `NotFound` if the session has no such key; errors of [`ferrite_vfs::regions::Region::unbind`], the key being
     /// revoked.
     pub fn release(&self, session: SessionId, key: u32) -> Result<()> {
-        let file = self.shared.keys.revoke_one(session, key).ok_or(FsError::NotFound)?;
+        let file = self.keys.revoke_one(session, key).ok_or(FsError::NotFound)?;
         self.settle(vec![file])
     }
 
@@ -239,8 +242,8 @@ impl Registrar {
     /// # Errors
     /// As [`Self::release`]: the first error; all keys are revoked.
     pub fn end_session(&self, session: SessionId) -> Result<()> {
-        self.shared.keys.detach_all(session);
-        let files = self.shared.keys.revoke(|key, _| key.holder.session == session);
+        self.keys.detach_all(session);
+        let files = self.keys.revoke(|key, _| key.holder.session == session);
         self.settle(files)
     }
 
@@ -253,7 +256,7 @@ impl Registrar {
         if !lock(&self.files).contains_key(&id) {
             return Err(FsError::NotFound);
         }
-        let files = self.shared.keys.revoke(|_, file| file.id() == id);
+        let files = self.keys.revoke(|_, file| file.id() == id);
         self.settle(files)
     }
 
@@ -262,7 +265,7 @@ impl Registrar {
     /// # Errors
     /// As [`Self::release`].
     pub fn unbind_all(&self) -> Result<()> {
-        let files = self.shared.keys.revoke(|_, _| true);
+        let files = self.keys.revoke(|_, _| true);
         self.settle(files)
     }
 
@@ -272,7 +275,7 @@ impl Registrar {
     /// # Errors
     /// As [`Self::release`].
     pub fn sweep(&self) -> Result<()> {
-        let files = self.shared.keys.revoke(|key, _| key.is_revoked());
+        let files = self.keys.revoke(|key, _| key.is_revoked());
         self.settle(files)
     }
 
@@ -306,12 +309,12 @@ impl Registrar {
 
     /// Number of keys.
     pub fn keys(&self) -> usize {
-        self.shared.keys.len()
+        self.keys.len()
     }
 
     /// Bytes of messages that are being assembled.
     pub fn assembled_bytes(&self) -> u64 {
-        self.shared.assembled_bytes()
+        self.background.assembled_bytes()
     }
 
     /// Waits for accesses with revoked keys, and unbinds files without others.

@@ -1,8 +1,8 @@
 //! Locks and atomics of the code under model checking: the real ones or, with the feature `shuttle`, those of a
 //! scheduler that tries interleavings.
 //!
-//! Contents: names. [`crate::file`], [`crate::faults`] and [`crate::appends`] take them from here, so that the
-//! models in `models.rs` run the same code as the server. The feature is for these models alone.
+//! Contents: names. The modules take them from here, so that the models in `models.rs` run the same code as the
+//! server. The feature is for these models alone.
 //!
 //! Each lock has a rank of [`crate::lock_order`]. The scheduler runs all of its threads on one, so it checks none.
 //!

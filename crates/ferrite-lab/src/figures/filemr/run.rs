@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use ferrite_fs::Mapping;
 use ferrite_measure::mix;
-use ferrite_mr::{Run, compare};
+use ferrite_mr::Run;
 use ferrite_roce::memory::{Memory, Message};
 use ferrite_vfs::regions::{Adapter, PageRun};
 use ferrite_vfs::{Attr, FileSystem, ROOT_INO, SYSTEM};
@@ -21,6 +21,7 @@ use crate::figures::bars;
 use crate::mixes::Mix;
 use crate::plan::Plan;
 use crate::progress::Progress;
+use crate::rdma::translation::compare;
 use crate::rdma::{RawWrites, Served, Service, layout, raw_round_trip_ns, workloads};
 
 const PAGE_BYTES: u64 = 4096;

@@ -7,9 +7,10 @@
 use std::hint::black_box;
 
 use ferrite_fs::Mapping;
+use ferrite_lab::rdma::translation::compare;
 use ferrite_lab::rdma::{RawWrites, Served, Service, layout, raw_round_trip_ns, workloads};
 use ferrite_measure::median;
-use ferrite_mr::{Run, compare};
+use ferrite_mr::Run;
 use ferrite_vfs::regions::Binding;
 
 use super::contest::{Contest, timed};

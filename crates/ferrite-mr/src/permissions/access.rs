@@ -8,12 +8,14 @@ use std::sync::Arc;
 
 use ferrite_roce::memory::Fault;
 use ferrite_roce::wire::Qpn;
+use ferrite_vfs::regions::Region;
 use rustc_hash::FxHashMap;
 
-use crate::file::{Place, State};
-use crate::keys::{Access, Keys};
+use super::{CheckedKey, Keys};
+use crate::file::FileMr;
+use crate::key::Rights;
 use crate::meter::Meter;
-use crate::range_cache::RangeCache;
+use crate::translation::{Guard, Place, RangeCache};
 
 /// Keys cached at most.
 const KEYS_MAX: usize = 4_096;
@@ -28,23 +30,26 @@ struct Local {
 
 /// The keys and ranges that a thread has looked up.
 pub(crate) struct AccessCache {
-    known: FxHashMap<(Qpn, u32), Access>,
+    keys: Arc<Keys>,
+    known: FxHashMap<(Qpn, u32), CheckedKey>,
     locals: FxHashMap<u64, Local>,
     cache: RangeCache,
     last_tag: u32,
 }
 
-/// A key that was found.
-pub(crate) struct Found<'g> {
-    pub(crate) access: &'g Access,
-    local: &'g mut Local,
-    cache: &'g mut RangeCache,
-    last_tag: &'g mut u32,
+/// The access to a file that a key gives a packet: a right to take guards and to call the engine, and this thread's
+/// cache of translations.
+pub(crate) struct FileAccess<'c> {
+    checked: &'c CheckedKey,
+    local: &'c mut Local,
+    cache: &'c mut RangeCache,
+    last_tag: &'c mut u32,
 }
 
 impl AccessCache {
-    pub(crate) fn new() -> AccessCache {
+    pub(crate) fn new(keys: Arc<Keys>) -> AccessCache {
         AccessCache {
+            keys,
             known: FxHashMap::default(),
             locals: FxHashMap::default(),
             cache: RangeCache::new(),
@@ -52,26 +57,26 @@ impl AccessCache {
         }
     }
 
-    /// The rights of a queue pair with a key.
+    /// The access of a queue pair by a key.
     ///
     /// # Errors
     /// `Access` if it has none.
-    pub(crate) fn find(&mut self, keys: &Keys, qpn: Qpn, key: u32) -> Result<Found<'_>, Fault> {
+    pub(crate) fn find(&mut self, qpn: Qpn, key: u32) -> Result<FileAccess<'_>, Fault> {
         let name = (qpn, key);
-        if !self.known.get(&name).is_some_and(Access::is_good) {
+        if !self.known.get(&name).is_some_and(CheckedKey::is_good) {
             self.prune();
-            let access = keys.look_up(qpn, key).ok_or(Fault::Access)?;
-            self.known.insert(name, access);
+            let checked = self.keys.look_up(qpn, key).ok_or(Fault::Access)?;
+            self.known.insert(name, checked);
         }
-        let access = self.known.get(&name).ok_or(Fault::Access)?;
+        let checked = self.known.get(&name).ok_or(Fault::Access)?;
         let last_tag = &mut self.last_tag;
-        let local = self.locals.entry(access.file.number()).or_insert_with(|| Local {
+        let local = self.locals.entry(checked.file.number()).or_insert_with(|| Local {
             tag: next(last_tag, &mut self.cache),
             epoch: 0,
-            meter: access.file.meter(),
+            meter: checked.file.meter(),
         });
-        Ok(Found {
-            access,
+        Ok(FileAccess {
+            checked,
             local,
             cache: &mut self.cache,
             last_tag,
@@ -80,7 +85,7 @@ impl AccessCache {
 
     /// Forgets void entries, and everything if too many remain.
     fn prune(&mut self) {
-        self.known.retain(|_, access| access.is_good());
+        self.known.retain(|_, checked| checked.is_good());
         if self.known.len() >= KEYS_MAX {
             self.known.clear();
         }
@@ -88,12 +93,37 @@ impl AccessCache {
     }
 }
 
-impl Found<'_> {
+impl<'c> FileAccess<'c> {
+    /// The rights of the key.
+    pub(crate) fn rights(&self) -> &'c Rights {
+        &self.checked.key.holder.rights
+    }
+
+    /// The file.
+    pub(crate) fn file(&self) -> &'c Arc<FileMr> {
+        &self.checked.file
+    }
+
+    /// As [`FileMr::guard`].
+    pub(crate) fn guard(&self) -> Result<Guard<'c>, Fault> {
+        self.checked.file.guard(&self.checked.key)
+    }
+
+    /// As [`FileMr::call`].
+    pub(crate) fn call<T>(&self, call: impl FnOnce(&dyn Region) -> ferrite_vfs::Result<T>) -> Result<T, Fault> {
+        self.checked.file.call(&self.checked.key, call)
+    }
+
+    /// As [`FileMr::append`].
+    pub(crate) fn append(&self, data: &[u8]) -> Result<u64, Fault> {
+        self.checked.file.append(&self.checked.key, data)
+    }
+
     /// Where a page lies: from the cache, or from the table.
-    pub(crate) fn place(&mut self, state: &State, page: u32) -> Place {
+    pub(crate) fn place(&mut self, guard: &Guard<'_>, page: u32) -> Place {
         let local = &mut *self.local;
-        if local.epoch != state.epoch() {
-            local.epoch = state.epoch();
+        if local.epoch != guard.epoch() {
+            local.epoch = guard.epoch();
             local.tag = next(self.last_tag, self.cache);
         }
         if let Some(placed) = self.cache.lookup(local.tag, page) {
@@ -101,7 +131,7 @@ impl Found<'_> {
             return Place::Run(placed);
         }
         local.meter.cache_misses.add(1);
-        let place = state.place(page);
+        let place = guard.place(page);
         if let Place::Run(placed) = place {
             self.cache.fill(local.tag, placed);
         }
@@ -127,7 +157,7 @@ fn next(last: &mut u32, cache: &mut RangeCache) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::{Placed, Run};
+    use crate::translation::{Placed, Run};
 
     #[test]
     fn tags_that_come_again_find_nothing() {

@@ -1,13 +1,21 @@
-//! A table for each region behind one cache for all, in both variants.
+//! Two methods to translate pages of files, which know no files: FileMR's by ranges, and the usual one of adapters.
+//!
+//! Contents: the trait [`Translation`]; [`Ranges`], the product's [`RangeMtt`] (a tree of runs for each file) behind a
+//! [`RangeCache`]; [`Pages`], a [`PageMtt`] (an array of pages) behind a [`PageCache`]; and [`compare`], which measures
+//! one against the other. Both caches have 4096 entries, four to a set, and serve all regions.
+
+pub mod compare;
+mod page_cache;
+mod page_mtt;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 
-use crate::counters::Counters;
-use crate::page_cache::PageCache;
-use crate::page_mtt::PageMtt;
-use crate::range_cache::RangeCache;
-use crate::range_mtt::RangeMtt;
-use crate::run::{OutOfRange, Run};
+use ferrite_mr::{Counters, OutOfRange, RangeCache, RangeMtt, Run};
+
+pub use self::page_cache::PageCache;
+pub use self::page_mtt::PageMtt;
 
 /// Identifies a region, as an RDMA key does.
 pub type RegionId = u32;

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::run::{OutOfRange, Placed, Run};
+use super::{OutOfRange, Placed, Run};
 
 /// Runs of a leaf, at most.
 const LEAF_RUNS: usize = 64;

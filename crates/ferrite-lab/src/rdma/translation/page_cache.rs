@@ -1,7 +1,6 @@
 //! The cache of pages, as in adapters: an entry for each page of a file.
 
-use crate::counters::Counters;
-use crate::sets::{ENTRIES, SETS, Sets, hash_of};
+use ferrite_mr::{Counters, ENTRIES, SETS, Sets, hash_of};
 
 #[derive(Debug, Clone, Copy)]
 struct Entry {

@@ -1,9 +1,14 @@
-//! All filekeys of a server, and the sessions of its queue pairs.
+//! Permissions: which queue pair may use which filekey.
+//!
+//! Contents: [`Keys`], all filekeys of a server and the sessions of its queue pairs; [`AccessCache`], the lookups of
+//! one thread, and the [`FileAccess`] that it gives a packet.
 //!
 //! Invariants: a key is valid on queue pairs of its session only. Numbers come from the kernel's random generator, so
 //! an attacker has one chance in four billion per try, and a wrong try ends its connection.
 //!
 //! A thread remembers its lookups; the entry itself shows that a key was revoked or a queue pair detached.
+
+mod access;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,6 +21,8 @@ use crate::key::{Holder, Key, SessionId};
 use crate::lock_order;
 use crate::sync::{AtomicBool, Ordering, SharedLock, alone, shared};
 
+pub(crate) use self::access::{AccessCache, FileAccess};
+
 /// A queue pair of a session.
 #[derive(Debug)]
 pub(crate) struct Attachment {
@@ -25,15 +32,15 @@ pub(crate) struct Attachment {
 
 /// A key on a queue pair that may use it.
 #[derive(Clone)]
-pub(crate) struct Access {
-    pub(crate) key: Arc<Key>,
-    pub(crate) file: Arc<FileMr>,
+struct CheckedKey {
+    key: Arc<Key>,
+    file: Arc<FileMr>,
     attachment: Arc<Attachment>,
 }
 
-impl Access {
+impl CheckedKey {
     /// Whether it may be used, as far as can be known without a guard.
-    pub(crate) fn is_good(&self) -> bool {
+    fn is_good(&self) -> bool {
         !self.attachment.is_over.load(Ordering::SeqCst) && !self.key.is_revoked()
     }
 }
@@ -77,16 +84,16 @@ impl Keys {
     }
 
     /// The rights of a queue pair with a key.
-    pub(crate) fn look_up(&self, qpn: Qpn, key: u32) -> Option<Access> {
+    fn look_up(&self, qpn: Qpn, key: u32) -> Option<CheckedKey> {
         let table = shared(&self.table);
         let attachment = table.attached.get(&qpn)?;
         let (key, file) = table.keys.get(&key)?;
-        let access = Access {
+        let checked = CheckedKey {
             key: Arc::clone(key),
             file: Arc::clone(file),
             attachment: Arc::clone(attachment),
         };
-        (attachment.session == key.holder.session && access.is_good()).then_some(access)
+        (attachment.session == key.holder.session && checked.is_good()).then_some(checked)
     }
 
     /// Assigns a queue pair to a session, taking it from its previous one.

@@ -9,9 +9,8 @@
 //!
 //! Invariant: entries of a region may overlap, when a run grew after it was cached, and then they agree.
 
-use crate::counters::Counters;
-use crate::run::Placed;
-use crate::sets::{ENTRIES, SETS, Sets, hash_of};
+use super::Placed;
+use super::sets::{Counters, ENTRIES, SETS, Sets, hash_of};
 
 /// Sizes of runs: the exponents 0 to 32.
 const CLASSES: usize = 33;

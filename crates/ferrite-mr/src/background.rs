@@ -1,4 +1,7 @@
-//! State shared by the threads of a server: keys, threads for faults, and the budget for messages that are assembled.
+//! The work that packets leave to other threads.
+//!
+//! Contents: [`Background`], the threads that request pages from engines, and the budget for messages that are
+//! assembled. A thread that serves packets never waits for an engine here.
 
 use std::sync::Arc;
 
@@ -7,23 +10,20 @@ use ferrite_vfs::workers::Workers;
 
 use crate::faults::{Answer, Wanted};
 use crate::file::FileMr;
-use crate::keys::Keys;
 use crate::sync::{AtomicU64, Ordering};
 
-/// State shared by threads.
-pub(crate) struct Shared {
-    pub(crate) keys: Keys,
+/// Threads that may wait for engines, and the budget of all messages.
+pub(crate) struct Background {
     workers: Workers,
     assembled_bytes: AtomicU64,
     assembled_bytes_max: u64,
 }
 
-impl Shared {
+impl Background {
     /// # Errors
     /// If no threads are available.
-    pub(crate) fn new(fault_threads: usize, assembled_bytes_max: u64) -> std::io::Result<Shared> {
-        Ok(Shared {
-            keys: Keys::new(),
+    pub(crate) fn new(fault_threads: usize, assembled_bytes_max: u64) -> std::io::Result<Background> {
+        Ok(Background {
             workers: Workers::start(fault_threads)?,
             assembled_bytes: AtomicU64::new(0),
             assembled_bytes_max,
@@ -61,16 +61,16 @@ impl Shared {
         let Some(part) = file.unknown(from) else {
             return;
         };
-        let (shared, file) = (Arc::downgrade(self), Arc::downgrade(file));
+        let (background, file) = (Arc::downgrade(self), Arc::downgrade(file));
         self.workers.add(move || {
             let Some(file) = file.upgrade() else {
                 return;
             };
             // The last owner of this waits for its threads, and so for the engine, unless one of them is that owner.
             if file.explore(part)
-                && let Some(shared) = shared.upgrade()
+                && let Some(background) = background.upgrade()
             {
-                shared.explore(&file, part.1);
+                background.explore(&file, part.1);
             }
         });
     }

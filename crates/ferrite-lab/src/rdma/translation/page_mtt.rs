@@ -2,7 +2,7 @@
 //!
 //! It costs four bytes per page, and registering a file takes time proportional to its pages.
 
-use crate::run::{OutOfRange, Placed, Run};
+use ferrite_mr::{OutOfRange, Placed, Run};
 
 /// No page. No run can have this number, since runs end before it.
 const ABSENT: u32 = u32::MAX;
@@ -22,7 +22,7 @@ impl PageMtt {
     /// Puts `run` at page `at` of the file, page by page, replacing earlier pages. Returns how many it replaced.
     ///
     /// # Errors
-    /// As [`crate::RangeMtt::insert`].
+    /// As [`ferrite_mr::RangeMtt::insert`].
     pub fn insert(&mut self, at: u32, run: Run) -> Result<u32, OutOfRange> {
         let new = Placed::new(at, run)?;
         let (first, end) = (at as usize, new.end() as usize);

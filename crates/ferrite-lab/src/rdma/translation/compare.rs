@@ -1,13 +1,13 @@
 //! Ranges against pages: the cost of registering a file with an adapter, and the hit rate of its cache.
 //!
-//! Contents: functions for benchmarks. The server calls none of them.
+//! Contents: functions for benchmarks and figures.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use crate::counters::Counters;
-use crate::run::{OutOfRange, Run};
-use crate::translate::{Pages, Ranges, RegionId, Translation};
+use ferrite_mr::{Counters, OutOfRange, Run};
+
+use super::{Pages, Ranges, RegionId, Translation};
 
 /// The cost of registering a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
