@@ -88,7 +88,8 @@ impl Budget {
     }
 }
 
-/// Disjoint stretches of pages: first page, and the page after the last.
+/// Disjoint stretches of pages: first page, and the page after the last. A general set of ranges does not serve: these
+/// join across short gaps and become coarser to stay within a bound.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Runs(BTreeMap<u64, u64>);
 
