@@ -8,10 +8,11 @@ use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use ferrite_cxx::{Bytes, Failure, Kind, Sink, boxed, close, guarded, unboxed};
 use ferrite_vfs::{FileSystem, FsError, Ino, OpenFile, OpenFlags, RenameMode, SYSTEM, SpaceOf, Vfs};
 use parking_lot::Mutex;
 
-use crate::ffi::{Bytes, Failure, FileOps, Kind, Sink, guarded};
+use crate::ffi::FileOps;
 
 /// Size of a writer's buffer.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -98,10 +99,6 @@ impl Writer {
     }
 }
 
-fn boxed<T>(value: T) -> *mut c_void {
-    Box::into_raw(Box::new(value)).cast()
-}
-
 /// Runs `work` on the file system and a path for the C++ side.
 fn at_path<T>(
     root: *const c_void,
@@ -122,15 +119,6 @@ fn on_writer(writer: *mut c_void, failure: *mut Failure, work: impl FnOnce(&mut 
     // from one thread at a time. The failure is one of its locals.
     let (writer, failure) = unsafe { (&mut *writer.cast::<Writer>(), &mut *failure) };
     guarded(failure, (), || work(writer).map_err(refused));
-}
-
-/// Takes back a box from [`boxed`].
-///
-/// # Safety
-/// `pointer` came from `boxed::<T>`, and no code uses it again.
-unsafe fn unboxed<T>(pointer: *mut c_void) -> Box<T> {
-    // SAFETY: the caller guarantees it.
-    unsafe { Box::from_raw(pointer.cast()) }
 }
 
 extern "C" fn open_reader(root: *const c_void, path: Bytes, failure: *mut Failure) -> *mut c_void {
@@ -159,11 +147,7 @@ extern "C" fn read_at(reader: *const c_void, offset: u64, into: *mut u8, len: us
 
 extern "C" fn close_reader(reader: *mut c_void) {
     // SAFETY: it came from `open_reader`, and the C++ side closes it once.
-    let reader = unsafe { unboxed::<Reader>(reader) };
-    guarded(&mut Failure::none(), (), || {
-        drop(reader);
-        Ok(())
-    });
+    unsafe { close::<Reader>(reader) };
 }
 
 extern "C" fn open_writer(root: *const c_void, path: Bytes, keep: bool, failure: *mut Failure) -> *mut c_void {
@@ -202,11 +186,7 @@ extern "C" fn sync(writer: *mut c_void, failure: *mut Failure) {
 extern "C" fn close_writer(writer: *mut c_void, failure: *mut Failure) {
     on_writer(writer, failure, Writer::flush);
     // SAFETY: it came from `open_writer`, and the C++ side closes it once.
-    let writer = unsafe { unboxed::<Writer>(writer) };
-    guarded(&mut Failure::none(), (), || {
-        drop(writer);
-        Ok(())
-    });
+    unsafe { close::<Writer>(writer) };
 }
 
 extern "C" fn size_bytes(root: *const c_void, path: Bytes, failure: *mut Failure) -> u64 {
@@ -218,7 +198,8 @@ extern "C" fn size_bytes(root: *const c_void, path: Bytes, failure: *mut Failure
 extern "C" fn list(root: *const c_void, path: Bytes, sink: Sink, context: *mut c_void, failure: *mut Failure) {
     at_path(root, path, failure, (), |vfs, path| {
         vfs.readdir(path, 0, &mut |entry| {
-            sink(context, Bytes::of(entry.name), Bytes::of(&[]))
+            // SAFETY: the C++ side passed the sink with its context for this call; the name lives until it returns.
+            unsafe { sink(context, Bytes::of(entry.name), Bytes::of(&[])) }
         })
         .map_err(refused)
     });

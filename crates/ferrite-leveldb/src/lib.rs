@@ -19,17 +19,16 @@
 mod env;
 mod ffi;
 
-use std::any::Any;
 use std::ffi::c_void;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use ferrite_cxx::{Bytes, Failure, Kind, Sink};
 use ferrite_vfs::Vfs;
 use thiserror::Error;
 
 use env::Root;
-use ffi::{Bytes, Database, Failure, Kind};
+use ffi::Database;
 
 /// Why LevelDB refused. The text names the file if any.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -198,24 +197,13 @@ impl Db {
     fn visit(
         &self,
         key: &[u8],
-        call: unsafe extern "C" fn(*mut Database, Bytes, ffi::Sink, *mut c_void, *mut Failure),
+        call: unsafe extern "C" fn(*mut Database, Bytes, Sink, *mut c_void, *mut Failure),
         each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), DbError> {
-        let mut visitor = Visitor { each, panic: None };
-        let mut failure = Failure::none();
-        // SAFETY: the database is open; `show` gets the visitor during the call only, from this thread.
-        unsafe {
-            call(
-                self.database.as_ptr(),
-                Bytes::of(key),
-                show,
-                (&raw mut visitor).cast(),
-                &mut failure,
-            );
-        }
-        if let Some(panic) = visitor.panic {
-            resume_unwind(panic);
-        }
+        let failure = ferrite_cxx::visit(each, |sink, context, failure| {
+            // SAFETY: the database is open; the sink gets its context during the call only, from this thread.
+            unsafe { call(self.database.as_ptr(), Bytes::of(key), sink, context, failure) }
+        });
         told(&failure)
     }
 }
@@ -225,21 +213,6 @@ impl Drop for Db {
         // SAFETY: opened by `open`, closed only here; the root is dropped after this.
         unsafe { ffi::ferrite_leveldb_close(self.database.as_ptr()) };
     }
-}
-
-struct Visitor<'a> {
-    each: &'a mut dyn FnMut(&[u8], &[u8]) -> bool,
-    panic: Option<Box<dyn Any + Send>>,
-}
-
-extern "C" fn show(visitor: *mut c_void, first: Bytes, second: Bytes) -> bool {
-    // SAFETY: `visit` passed its own visitor, which it does not touch meanwhile; the bytes are borrowed for this call.
-    let (visitor, first, second) = unsafe { (&mut *visitor.cast::<Visitor<'_>>(), first.slice(), second.slice()) };
-    // A panic must not pass through C++: it is kept in the visitor, and the visit ends.
-    catch_unwind(AssertUnwindSafe(|| (visitor.each)(first, second))).unwrap_or_else(|panic| {
-        visitor.panic = Some(panic);
-        false
-    })
 }
 
 fn told(failure: &Failure) -> Result<(), DbError> {

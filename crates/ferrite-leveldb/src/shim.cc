@@ -16,9 +16,7 @@
 #include <leveldb/status.h>
 #include <leveldb/write_batch.h>
 
-#include <algorithm>
 #include <condition_variable>
-#include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -30,12 +28,10 @@ namespace {
 using leveldb::Slice;
 using leveldb::Status;
 
-Bytes BytesOf(const Slice& slice) { return {slice.data(), slice.size()}; }
-
 Slice SliceOf(Bytes bytes) { return {bytes.data, bytes.len_bytes}; }
 
 Status ToStatus(const std::string& name, const Failure& failure) {
-  const Slice text(failure.text, std::min<size_t>(failure.len_bytes, sizeof failure.text));
+  const Slice text = TextOf<Slice>(failure);
   switch (failure.kind) {
     case kNone: return Status::OK();
     case kNotFound: return Status::NotFound(name, text);
@@ -48,14 +44,12 @@ Status ToStatus(const std::string& name, const Failure& failure) {
 
 void ToFailure(const Status& status, Failure* failure) {
   if (status.ok()) return;
-  failure->kind = status.IsNotFound()              ? kNotFound
-                  : status.IsCorruption()          ? kCorruption
-                  : status.IsNotSupportedError()   ? kNotSupported
-                  : status.IsInvalidArgument()     ? kInvalid
+  const Kind kind = status.IsNotFound()            ? kNotFound
+                    : status.IsCorruption()        ? kCorruption
+                    : status.IsNotSupportedError() ? kNotSupported
+                    : status.IsInvalidArgument()   ? kInvalid
                                                    : kIo;
-  const std::string text = status.ToString();
-  failure->len_bytes = static_cast<uint32_t>(std::min(text.size(), sizeof failure->text));
-  std::memcpy(failure->text, text.data(), failure->len_bytes);
+  Fail(failure, kind, status.ToString());
 }
 
 // A file that is read. The offset of sequential reads is kept here; one thread at a time does those.

@@ -1,29 +1,12 @@
-// The interface of the two sides: ffi.rs has the same, in the same order. Plain data; nothing throws across.
+// The interface of the two sides: ffi.rs has the same, in the same order. border.h has what other borders share.
 #pragma once
+
+#include <ferrite/border.h>
 
 #include <cstddef>
 #include <cstdint>
 
 namespace ferrite {
-
-// Kinds of failure, those of leveldb::Status. In a Failure, 0 is none.
-enum Kind : int32_t { kNone = 0, kNotFound = 1, kCorruption = 2, kNotSupported = 3, kInvalid = 4, kIo = 5 };
-
-// Why something failed. The caller provides it, with kind 0; `text` has no terminating zero.
-struct Failure {
-  int32_t kind;
-  uint32_t len_bytes;
-  char text[248];
-};
-
-// Borrowed for the length of a call.
-struct Bytes {
-  const char* data;
-  size_t len_bytes;
-};
-
-// Receives data piece by piece; returns false for no more. A key, or the only piece, is in `first`.
-using Sink = bool (*)(void* context, Bytes first, Bytes second);
 
 // The file system, as functions of the Rust side. `root` is what was passed to Open. A returned pointer is null after a
 // failure.

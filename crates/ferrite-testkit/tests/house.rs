@@ -33,6 +33,7 @@ const UNSAFE_FILES: &[&str] = &[
     "ferrite-buffers/src/area.rs",
     "ferrite-buffers/src/borrowed.rs",
     "ferrite-cli/src/memory.rs",
+    "ferrite-cxx/src/border.rs",
     "ferrite-transport/src/ofi.rs",
     "ferrite-transport/src/ofi/",
     "ferrite-fuse/src/ring/uring.rs",

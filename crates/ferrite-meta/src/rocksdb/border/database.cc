@@ -34,17 +34,15 @@ using rocksdb::Status;
 
 void ToFailure(const Status& status, Failure* failure) {
   if (status.ok()) return;
-  const std::string text = status.ToString();
-  failure->kind = status.IsNotFound() || status.IsPathNotFound() ? kNotFound
-                  : status.IsCorruption()                        ? kCorruption
-                  : status.IsNotSupported()                      ? kNotSupported
-                  : status.IsInvalidArgument()                   ? kInvalid
-                  : status.IsNoSpace()                           ? kNoSpace
-                  : status.IsDeadlock()                          ? kDeadlock
-                  : status.IsTimedOut() || status.IsBusy() || status.IsTryAgain() ? kTimedOut
-                                                                                  : kIo;
-  failure->len_bytes = static_cast<uint32_t>(std::min(text.size(), sizeof failure->text));
-  std::memcpy(failure->text, text.data(), failure->len_bytes);
+  const Kind kind = status.IsNotFound() || status.IsPathNotFound() ? kNotFound
+                    : status.IsCorruption()                        ? kCorruption
+                    : status.IsNotSupported()                      ? kNotSupported
+                    : status.IsInvalidArgument()                   ? kInvalid
+                    : status.IsNoSpace()                           ? kNoSpace
+                    : status.IsDeadlock()                          ? kDeadlock
+                    : status.IsTimedOut() || status.IsBusy() || status.IsTryAgain() ? kTimedOut
+                                                                                    : kIo;
+  Fail(failure, kind, status.ToString());
 }
 
 class Teller final : public rocksdb::Logger {

@@ -4,21 +4,20 @@
 //! given (the files, the receiver of notices) is dropped after that. One thread at a time uses a transaction: it is
 //! neither `Send` nor `Sync`.
 
-use std::any::Any;
 use std::ffi::c_void;
 use std::os::unix::ffi::OsStrExt;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ferrite_cxx::{Bytes, Failure, Kind, Sink, guarded};
 use parking_lot::Mutex;
 use thiserror::Error;
 
 use super::env::{self, Root};
 
-use super::ffi::{self, Bytes, Database, Failure, Kind, Statistics, Transaction};
+use super::ffi::{self, Database, Statistics, Transaction};
 use crate::rocksdb::files::Files;
 
 /// Errors of RocksDB. The text names the file if one is concerned.
@@ -203,9 +202,9 @@ impl Db {
 
     /// The value of a key, as last committed.
     pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, DbError> {
-        value_by(|context, failure| {
-            // SAFETY: the database is open; `show` gets the visitor during the call only, from this thread.
-            unsafe { ffi::ferrite_rocksdb_get(self.database.as_ptr(), Bytes::of(key), show, context, failure) }
+        value_by(|sink, context, failure| {
+            // SAFETY: the database is open; the sink gets its context during the call only, from this thread.
+            unsafe { ffi::ferrite_rocksdb_get(self.database.as_ptr(), Bytes::of(key), sink, context, failure) }
         })
     }
 
@@ -217,10 +216,10 @@ impl Db {
         to: &[u8],
         each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), DbError> {
-        visit(each, |context, failure| {
+        visit(each, |sink, context, failure| {
             let (from, to) = (Bytes::of(from), Bytes::of(to));
             // SAFETY: as in `get`.
-            unsafe { ffi::ferrite_rocksdb_scan(self.database.as_ptr(), from, to, show, context, failure) }
+            unsafe { ffi::ferrite_rocksdb_scan(self.database.as_ptr(), from, to, sink, context, failure) }
         })
     }
 
@@ -228,9 +227,9 @@ impl Db {
     /// ranges of keys that are partly unreadable.
     pub(crate) fn salvage(&self, each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> u64 {
         let mut gaps = 0;
-        let visited = visit(each, |context, _| {
+        let visited = visit(each, |sink, context, _| {
             // SAFETY: as in `get`.
-            gaps = unsafe { ffi::ferrite_rocksdb_salvage(self.database.as_ptr(), show, context) };
+            gaps = unsafe { ffi::ferrite_rocksdb_salvage(self.database.as_ptr(), sink, context) };
         });
         debug_assert!(visited.is_ok(), "it says what it cannot read by the number alone");
         gaps
@@ -323,18 +322,18 @@ pub(crate) struct Txn<'db> {
 impl Txn<'_> {
     /// The value of a key: this transaction's, or else as last committed. Takes no lock.
     pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, DbError> {
-        value_by(|context, failure| {
-            // SAFETY: the transaction has not ended; `show` gets the visitor during the call only, from this thread.
-            unsafe { ffi::ferrite_rocksdb_txn_get(self.transaction.as_ptr(), Bytes::of(key), show, context, failure) }
+        value_by(|sink, context, failure| {
+            // SAFETY: the transaction has not ended; the sink gets its context during the call only, from this thread.
+            unsafe { ffi::ferrite_rocksdb_txn_get(self.transaction.as_ptr(), Bytes::of(key), sink, context, failure) }
         })
     }
 
     /// Locks a key, and gets its value. Blocks while others have it locked.
     pub(crate) fn get_for_update(&mut self, key: &[u8], exclusive: bool) -> Result<Option<Vec<u8>>, DbError> {
         let (txn, key) = (self.transaction.as_ptr(), Bytes::of(key));
-        value_by(|context, failure| {
+        value_by(|sink, context, failure| {
             // SAFETY: as in `get`.
-            unsafe { ffi::ferrite_rocksdb_txn_get_for_update(txn, key, exclusive, show, context, failure) }
+            unsafe { ffi::ferrite_rocksdb_txn_get_for_update(txn, key, exclusive, sink, context, failure) }
         })
     }
 
@@ -363,10 +362,10 @@ impl Txn<'_> {
         each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), DbError> {
         let (db, txn) = (self.db.database.as_ptr(), self.transaction.as_ptr());
-        visit(each, |context, failure| {
+        visit(each, |sink, context, failure| {
             let (from, to) = (Bytes::of(from), Bytes::of(to));
             // SAFETY: as in `get`; `each` cannot change the transaction meanwhile, which is borrowed.
-            unsafe { ffi::ferrite_rocksdb_txn_scan(db, txn, from, to, show, context, failure) }
+            unsafe { ffi::ferrite_rocksdb_txn_scan(db, txn, from, to, sink, context, failure) }
         })
     }
 
@@ -403,27 +402,16 @@ impl Drop for Txn<'_> {
     }
 }
 
-struct Visitor<'a> {
-    each: &'a mut dyn FnMut(&[u8], &[u8]) -> bool,
-    panic: Option<Box<dyn Any + Send>>,
-}
-
-/// Makes the C++ side pass pieces to `each`, until that returns false. A panic of `each` resumes in the caller.
+/// Has the C++ side pass pieces to `each`, as [`ferrite_cxx::visit`] does.
 fn visit(
     each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
-    call: impl FnOnce(*mut c_void, &mut Failure),
+    call: impl FnOnce(Sink, *mut c_void, &mut Failure),
 ) -> Result<(), DbError> {
-    let mut visitor = Visitor { each, panic: None };
-    let mut failure = Failure::none();
-    call((&raw mut visitor).cast(), &mut failure);
-    if let Some(panic) = visitor.panic {
-        resume_unwind(panic);
-    }
-    checked(&failure)
+    checked(&ferrite_cxx::visit(each, call))
 }
 
 /// A value that the C++ side passes, if it finds one.
-fn value_by(call: impl FnOnce(*mut c_void, &mut Failure)) -> Result<Option<Vec<u8>>, DbError> {
+fn value_by(call: impl FnOnce(Sink, *mut c_void, &mut Failure)) -> Result<Option<Vec<u8>>, DbError> {
     let mut value = None;
     let found = visit(
         &mut |bytes, _| {
@@ -439,20 +427,10 @@ fn value_by(call: impl FnOnce(*mut c_void, &mut Failure)) -> Result<Option<Vec<u
     }
 }
 
-extern "C" fn show(visitor: *mut c_void, first: Bytes, second: Bytes) -> bool {
-    // SAFETY: `visit` passed its own visitor, which it does not touch meanwhile; the bytes are borrowed for this call.
-    let (visitor, first, second) = unsafe { (&mut *visitor.cast::<Visitor<'_>>(), first.slice(), second.slice()) };
-    // A panic must not pass through C++: it is kept in the visitor, and the visit ends.
-    catch_unwind(AssertUnwindSafe(|| (visitor.each)(first, second))).unwrap_or_else(|panic| {
-        visitor.panic = Some(panic);
-        false
-    })
-}
-
 extern "C" fn hear(told: *const c_void, fatal: bool, text: Bytes) {
     // SAFETY: `open` passed its box, which outlives the database; the text is borrowed for this call.
     let (told, text) = unsafe { (&*told.cast::<Told>(), text.slice()) };
-    ffi::guarded(&mut Failure::none(), (), || {
+    guarded(&mut Failure::none(), (), || {
         let text = String::from_utf8_lossy(text);
         if fatal {
             tracing::error!("RocksDB takes no more writes: {text}");

@@ -6,7 +6,9 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::ffi::{Bytes, Failure, FileOps, Kind, Sink, guarded};
+use ferrite_cxx::{Bytes, Failure, Kind, Sink, boxed, close, guarded, unboxed};
+
+use super::ffi::FileOps;
 use crate::rocksdb::files::{FileError, Files, Reader, Writer};
 
 /// The files of a database.
@@ -50,19 +52,6 @@ fn refused(error: FileError) -> (Kind, String) {
         FileError::Io(_) => Kind::IO,
     };
     (kind, error.to_string())
-}
-
-fn boxed<T>(value: T) -> *mut c_void {
-    Box::into_raw(Box::new(value)).cast()
-}
-
-/// Takes back what [`boxed`] gave out.
-///
-/// # Safety
-/// `pointer` came from `boxed::<T>`, and no code uses it again.
-unsafe fn unboxed<T>(pointer: *mut c_void) -> Box<T> {
-    // SAFETY: the caller says so.
-    unsafe { Box::from_raw(pointer.cast()) }
 }
 
 /// Runs `work` on the files for the C++ side.
@@ -121,11 +110,7 @@ extern "C" fn read_at(reader: *const c_void, offset: u64, into: *mut u8, len: us
 
 extern "C" fn close_reader(reader: *mut c_void) {
     // SAFETY: `open_reader` gave it, and the C++ side closes it once.
-    let reader = unsafe { unboxed::<AnyReader>(reader) };
-    guarded(&mut Failure::none(), (), || {
-        drop(reader);
-        Ok(())
-    });
+    unsafe { close::<AnyReader>(reader) };
 }
 
 extern "C" fn open_writer(root: *const c_void, name: Bytes, keep: bool, failure: *mut Failure) -> *mut c_void {
@@ -158,11 +143,7 @@ extern "C" fn written_bytes(writer: *const c_void) -> u64 {
 extern "C" fn close_writer(writer: *mut c_void, failure: *mut Failure) {
     on_writer(writer, failure, |writer| writer.close());
     // SAFETY: `open_writer` gave it, and the C++ side closes it once.
-    let writer = unsafe { unboxed::<AnyWriter>(writer) };
-    guarded(&mut Failure::none(), (), || {
-        drop(writer);
-        Ok(())
-    });
+    unsafe { close::<AnyWriter>(writer) };
 }
 
 extern "C" fn exists(root: *const c_void, name: Bytes, failure: *mut Failure) -> bool {
@@ -180,7 +161,8 @@ extern "C" fn free_bytes(root: *const c_void, failure: *mut Failure) -> u64 {
 extern "C" fn list(root: *const c_void, name: Bytes, sink: Sink, context: *mut c_void, failure: *mut Failure) {
     at_name(root, name, failure, (), |files, name| {
         for part in files.list(name)? {
-            if !sink(context, Bytes::of(&part), Bytes::of(&[])) {
+            // SAFETY: the C++ side passed the sink with its context for this call; the part lives until it returns.
+            if !unsafe { sink(context, Bytes::of(&part), Bytes::of(&[])) } {
                 break;
             }
         }

@@ -21,7 +21,7 @@ using rocksdb::Slice;
 
 IOStatus ToStatus(const std::string& name, const Failure& failure) {
   if (failure.kind == kNone) return IOStatus::OK();
-  const Slice text(failure.text, std::min<size_t>(failure.len_bytes, sizeof failure.text));
+  const Slice text = TextOf<Slice>(failure);
   switch (failure.kind) {
     case kNotFound: return IOStatus::PathNotFound(name, text);
     case kCorruption: return IOStatus::Corruption(name, text);

@@ -1,50 +1,19 @@
-// The interface of the two sides: ffi.rs has the same, in the same order. Plain data; nothing throws across.
+// The interface of the two sides: ffi.rs has the same, in the same order. border.h has what other borders share.
 #pragma once
 
+#include <ferrite/border.h>
 #include <rocksdb/db.h>
 #include <rocksdb/env.h>
 #include <rocksdb/file_system.h>
 #include <rocksdb/slice.h>
 #include <rocksdb/status.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 
 namespace ferrite {
-
-// Kinds of failure. In a Failure, 0 is none.
-enum Kind : int32_t {
-  kNone = 0,
-  kNotFound = 1,
-  kCorruption = 2,
-  kNotSupported = 3,
-  kInvalid = 4,
-  kIo = 5,
-  kNoSpace = 6,
-  kTimedOut = 7,
-  kDeadlock = 8,
-  kInUse = 9,
-};
-
-// Why something failed. The caller provides it, with kind 0; `text` has no terminating zero.
-struct Failure {
-  int32_t kind;
-  uint32_t len_bytes;
-  char text[504];
-};
-
-// Borrowed for the length of a call.
-struct Bytes {
-  const char* data;
-  size_t len_bytes;
-};
-
-// Receives data piece by piece; returns false for no more. A key, or the only piece, is in `first`.
-using Sink = bool (*)(void* context, Bytes first, Bytes second);
 
 // What RocksDB has to say of itself: a line of its log, or (`fatal`) why it takes no more writes. Any thread.
 using Notice = void (*)(const void* context, bool fatal, Bytes text);
@@ -97,8 +66,6 @@ struct Statistics {
   uint64_t unmerged_tables;
   uint64_t stall_us;
 };
-
-inline Bytes BytesOf(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
 
 inline rocksdb::Slice SliceOf(Bytes bytes) { return {bytes.data, bytes.len_bytes}; }
 
