@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{
     Attr, CacheLeases, Ctx, DirEntry, FileSystem, FsError, Ino, Limits, NewFile, NewNode, OpenFile, OpenFlags,
-    OpenMode, Opened, RenameMode, Result, SetAttr, Start, StatFs, XattrMode,
+    OpenMode, Opened, RenameMode, Result, SetAttr, Start, StatFs, XattrMode, posix,
 };
 
 use super::cache::{Cache, Changed, Requester};
@@ -114,6 +114,20 @@ impl Client {
             may_read: mode.read,
             reconnects: self.link.reconnects(),
         })
+    }
+}
+
+/// The flags with which a path is opened as by [`FileSystem::create`].
+fn of_creation(new: &NewFile) -> OpenFlags {
+    OpenFlags {
+        read: new.open.read,
+        write: new.open.write,
+        create: true,
+        exclusive: new.exclusive,
+        truncate: new.open.truncate,
+        no_follow: true,
+        no_atime: new.open.no_atime,
+        mode: new.mode,
     }
 }
 
@@ -301,6 +315,14 @@ impl FileSystem for Client {
     }
 
     fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {
+        if self.link.options.read_only {
+            posix::check_name(name)?;
+            let start = Start {
+                root: parent,
+                base: parent,
+            };
+            return self.open_path(ctx, &start, name, &of_creation(new));
+        }
         let file = self.link.fresh_id();
         let request = FsRequest::Create {
             parent: self.node(parent)?,

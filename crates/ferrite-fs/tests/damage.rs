@@ -57,7 +57,7 @@ fn image_after(image: &[u8], work: impl FnOnce(&Engine)) -> Vec<u8> {
 }
 
 fn open(engine: &Engine, ino: Ino) -> ferrite_vfs::Result<Arc<dyn ferrite_vfs::OpenFile>> {
-    engine.open(SYSTEM, ino, OpenMode::read_write())
+    engine.open(SYSTEM, ino, common::widest_mode(engine))
 }
 
 impl Pool {

@@ -176,7 +176,7 @@ fn swap_words(image: &mut [u8], a: usize, b: usize) {
 }
 
 fn open(engine: &Engine, ino: Ino) -> Arc<dyn OpenFile> {
-    engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap()
+    engine.open(SYSTEM, ino, common::widest_mode(engine)).unwrap()
 }
 
 fn truncate(engine: &Engine, ino: Ino, size: u64) -> ferrite_vfs::Result<()> {

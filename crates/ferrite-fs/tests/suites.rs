@@ -206,6 +206,21 @@ fn posix_rules() {
 }
 
 #[test]
+fn what_is_opened_read_only_refuses_the_open() {
+    for &mapping in mappings() {
+        println!("{mapping}");
+        let mut pool = make_engine(mapping, &SMALL, false);
+        posix::read_only::prepare(pool.fs());
+        pool.options = MountOptions::default().read_only(true);
+        pool.remount();
+        posix::read_only::check(pool.fs());
+        pool.options = MountOptions::default();
+        pool.remount();
+        pool.check();
+    }
+}
+
+#[test]
 fn concurrent_histories() {
     for &mapping in mappings() {
         println!("{mapping}");

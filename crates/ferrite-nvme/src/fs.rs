@@ -318,6 +318,10 @@ impl FileSystem for NvmeFs {
     }
 
     fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {
+        if self.0.is_read_only {
+            self.0.check_open()?;
+            return self.0.open_existing(ctx, parent, name, new);
+        }
         self.0.change(
             ctx,
             |outcome| self.0.open_again(ctx, new.open, outcome),

@@ -38,6 +38,18 @@ fn posix_rules() {
 }
 
 #[test]
+fn what_is_opened_read_only_refuses_the_open() {
+    let mut pool = Memory::at(Backend::Memory, STORES, CLUSTERS, HASH_BITS);
+    posix::read_only::prepare(pool.engine());
+    pool.close();
+    pool.open_read_only();
+    posix::read_only::check(pool.engine());
+    pool.close();
+    pool.open();
+    pool.check();
+}
+
+#[test]
 fn concurrent_histories() {
     for kind in kinds() {
         println!("{kind:?}");

@@ -407,8 +407,8 @@ impl FsRequest<'_> {
     /// Whether it opens a file so that changes may follow.
     pub fn opens_for_writing(&self) -> bool {
         match self {
-            FsRequest::Open { mode, .. } | FsRequest::Reopen { mode, .. } => mode.write || mode.truncate,
-            FsRequest::Create { new, .. } => new.open.write || new.open.truncate,
+            FsRequest::Open { mode, .. } | FsRequest::Reopen { mode, .. } => mode.changes(),
+            FsRequest::Create { new, .. } => new.open.changes(),
             FsRequest::OpenPath { flags, .. } => flags.write || flags.truncate,
             _ => false,
         }

@@ -37,6 +37,7 @@ mod pieces;
 mod power;
 #[cfg(feature = "rdma")]
 mod rdma;
+mod read_only;
 #[cfg(feature = "rdma")]
 mod replicated;
 #[path = "../../../fuzz/src/replies.rs"]

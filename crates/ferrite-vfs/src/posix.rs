@@ -253,7 +253,7 @@ pub fn may_mknod(kind: FileKind, cred: &Cred) -> Result<()> {
 pub fn may_open(file: &Attr, cred: &Cred, mode: OpenMode) -> Result<()> {
     let want = Access {
         read: mode.read,
-        write: mode.write || mode.truncate,
+        write: mode.changes(),
         exec: false,
     };
     may_access(file, cred, want)?;

@@ -257,6 +257,11 @@ impl OpenMode {
             ..OpenMode::read_only()
         }
     }
+
+    /// Whether it lets the file be changed, or changes it: then a read-only file system refuses the open.
+    pub const fn changes(&self) -> bool {
+        self.write || self.truncate
+    }
 }
 
 /// How a path is opened; the names are those of `open(2)`.

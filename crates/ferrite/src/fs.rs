@@ -47,8 +47,6 @@ pub(crate) struct Parts {
     pub(crate) vfs: Vfs,
     /// `None` for a file system that this library did not open from a volume.
     volume: Option<Arc<dyn Volume>>,
-    /// The volume was opened for reading only.
-    pub(crate) is_read_only: bool,
     /// Path of the pool; empty for other engines.
     pool: Arc<Path>,
     /// The path of the directory where relative paths start, at its opening, for messages; empty for the root.
@@ -70,7 +68,7 @@ impl Fs {
     /// that is not empty.
     pub fn create_with(pool: impl AsRef<Path>, size_bytes: u64, options: &MkfsOptions) -> Result<Fs> {
         let pool = pool.as_ref();
-        Fs::of_volume(CREATE, pool, false, || pool::create(pool, size_bytes, options))
+        Fs::of_volume(CREATE, pool, || pool::create(pool, size_bytes, options))
     }
 
     /// Opens a pool, and recovers it first if it was not closed. Blocks.
@@ -86,7 +84,7 @@ impl Fs {
     /// a damaged pool.
     pub fn open_with(pool: impl AsRef<Path>, options: &MountOptions) -> Result<Fs> {
         let pool = pool.as_ref();
-        Fs::of_volume(OPEN, pool, options.read_only, || Address::of_pool(pool).open(options))
+        Fs::of_volume(OPEN, pool, || Address::of_pool(pool).open(options))
     }
 
     /// Opens the volume at an address: `pm:PATH`, or a path alone, see [`Address`]. Otherwise as [`Self::open`].
@@ -117,14 +115,12 @@ impl Fs {
         let options = options.into();
         let found =
             Address::parse(address).map_err(|error| Error::new(OPEN_VOLUME, address, VolumeError::from(error)))?;
-        let is_read_only = options.is_read_only();
-        Fs::of_volume(OPEN, found.path(), is_read_only, || found.open(options))
+        Fs::of_volume(OPEN, found.path(), || found.open(options))
     }
 
     fn of_volume(
         action: &'static str,
         pool: &Path,
-        is_read_only: bool,
         open: impl FnOnce() -> Result<Arc<dyn Volume>, VolumeError>,
     ) -> Result<Fs> {
         let origin = Origin::here().map_err(|error| {
@@ -137,7 +133,6 @@ impl Fs {
         let parts = Parts {
             vfs,
             volume: Some(volume),
-            is_read_only,
             pool: pool.into(),
             prefix: Path::new("").into(),
         };
@@ -160,7 +155,6 @@ impl Fs {
         let parts = Parts {
             vfs: Vfs::new(fs, Cred::root()),
             volume: None,
-            is_read_only: false,
             pool: Path::new("").into(),
             prefix: Path::new("").into(),
         };

@@ -17,13 +17,17 @@ pub(crate) struct Taken {
 }
 
 /// Pins a regular file for a handle that is opened like this; returns its attributes. Another kind of inode, or one
-/// that the caller may not open like this, is refused.
+/// that the caller may not open like this, is refused; so is, on a pool that is read-only, an open that allows changes.
 pub(crate) fn pin(core: &Core, ctx: &Ctx, inode: &Arc<InodeMem>, mode: OpenMode) -> Result<Attr> {
     let _lock = inode.read();
     let loaded = core.load_live(inode)?;
     let attr = core.locked_attr(inode, &loaded)?;
     if attr.kind == FileKind::Directory {
         return Err(FsError::IsDirectory);
+    }
+    // Before the permissions, as in Linux.
+    if attr.kind == FileKind::File && mode.changes() {
+        core.check_writable()?;
     }
     if ctx.check {
         posix::may_open(&attr, &ctx.cred, mode)?;

@@ -221,6 +221,7 @@ fn what_is_freed_twice_stops_changes_and_no_thread() {
             let engine = engine(mapping);
             let ino = make(&engine, ROOT_INO, b"file");
             write(&engine, ino, 0, &[1; PAGE]);
+            let before = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
             let core = engine.core();
             let resource = resource_of(&engine);
             let (other, _) = core.alloc.claim_any(Class::Ordinary).unwrap();
@@ -235,8 +236,10 @@ fn what_is_freed_twice_stops_changes_and_no_thread() {
                 engine.failed().is_some_and(|why| why.contains("twice")),
                 "{mapping:?}: {resource:?}"
             );
-            let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
-            assert_eq!(file.write_at(SYSTEM, 0, b"x"), Err(FsError::ReadOnly));
+            let refused = engine.open(SYSTEM, ino, OpenMode::read_write()).err();
+            assert_eq!(refused, Some(FsError::ReadOnly));
+            assert_eq!(before.write_at(SYSTEM, 0, b"x"), Err(FsError::ReadOnly));
+            let file = engine.open(SYSTEM, ino, OpenMode::read_only()).unwrap();
             assert_eq!(file.read_at(SYSTEM, 0, &mut [0]), Ok(1));
         };
         twice(&|engine| {

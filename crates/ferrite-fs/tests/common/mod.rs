@@ -172,6 +172,14 @@ pub(crate) fn make(fs: &dyn FileSystem, dir: Ino, name: &str) -> Ino {
     fs.mknod(SYSTEM, dir, name.as_bytes(), &node).unwrap().ino
 }
 
+/// For reading and, unless damage has made the pool read-only, for writing.
+pub(crate) fn widest_mode(engine: &Engine) -> OpenMode {
+    match engine.is_read_only() {
+        true => OpenMode::read_only(),
+        false => OpenMode::read_write(),
+    }
+}
+
 /// Writes to a file by number.
 pub(crate) fn write(fs: &dyn FileSystem, ino: Ino, offset: u64, data: &[u8]) {
     assert_eq!(

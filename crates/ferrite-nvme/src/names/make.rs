@@ -244,6 +244,10 @@ impl Core {
             if state.node.is_dir() {
                 return Err(FsError::IsDirectory);
             }
+            // Before the permissions, as in Linux.
+            if self.is_read_only && state.node.kind == FileKind::File && mode.changes() {
+                return Err(FsError::ReadOnly);
+            }
             if ctx.check {
                 posix::may_open(&self.attr(pinned, state), &ctx.cred, mode)?;
             }
@@ -294,14 +298,7 @@ impl Core {
             created,
         };
         // A caller that loses a race against another creator opens the file of the winner.
-        let dir = self.dir(parent)?;
-        {
-            let state = dir.read().map_err(missing)?;
-            is_live_dir(&state)?;
-            if ctx.check {
-                posix::may_search(&self.attr(&dir, &state), &ctx.cred)?;
-            }
-        }
+        self.may_search(ctx, parent)?;
         let mut step = Some(step);
         for _ in 0..RACES_MAX {
             // A caller that must not open an existing file finds it under the name's lock, and need not look before.
@@ -336,6 +333,37 @@ impl Core {
             }
         }
         Err(FsError::NotFound)
+    }
+
+    /// The same where nothing can be created: opens the file that is there.
+    pub(crate) fn open_existing(
+        self: &Arc<Core>,
+        ctx: &Ctx,
+        parent: Ino,
+        name: &[u8],
+        new: &NewFile,
+    ) -> Result<Opened> {
+        self.may_search(ctx, parent)?;
+        let edge = self.find(parent, name)?.ok_or(FsError::ReadOnly)?;
+        if new.exclusive {
+            return Err(FsError::Exists);
+        }
+        if edge.kind == FileKind::Symlink {
+            return Err(FsError::Loop);
+        }
+        let pinned = self.pin(edge.ino)?;
+        let attr = self.open_in(ctx, None, &pinned, new.open, |_| Outcome::Done)?;
+        Ok(self.opened(ctx, pinned, attr, new.open, false))
+    }
+
+    fn may_search(self: &Arc<Core>, ctx: &Ctx, parent: Ino) -> Result<()> {
+        let dir = self.dir(parent)?;
+        let state = dir.read().map_err(missing)?;
+        is_live_dir(&state)?;
+        match ctx.check {
+            true => posix::may_search(&self.attr(&dir, &state), &ctx.cred),
+            false => Ok(()),
+        }
     }
 
     /// Hands an open file to the caller of [`Self::create`].

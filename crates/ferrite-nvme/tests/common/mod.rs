@@ -229,12 +229,21 @@ impl Memory {
     }
 
     pub(crate) fn open(&mut self) {
+        self.open_with(Options::default());
+    }
+
+    pub(crate) fn open_read_only(&mut self) {
+        let mut options = Options::default();
+        options.read_only = true;
+        self.open_with(options);
+    }
+
+    fn open_with(&mut self, mut options: Options) {
         if let Some(lasting) = &self.lasting {
             // It is opened anew, as by another process.
             self.meta = shared(MemoryStore::new());
             self.meta = lasting.open(false);
         }
-        let mut options = Options::default();
         options.hash_bits = self.hash_bits;
         options.small_bytes_max = self.small_bytes_max;
         let stores = self.stores().into_iter().map(Some).collect();

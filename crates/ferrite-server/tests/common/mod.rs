@@ -120,6 +120,12 @@ pub(crate) fn connect_over(provider: Option<&str>, address: &str) -> Client {
     Client::connect(address, "", &options_over(provider)).unwrap()
 }
 
+/// A client that refuses changes.
+pub(crate) fn connect_read_only(address: &str) -> Client {
+    let options = options_over(provider_for_all().as_deref()).read_only(true);
+    Client::connect(address, "", &options).unwrap()
+}
+
 fn options_over(provider: Option<&str>) -> ClientOptions {
     let fabric = provider.map(|provider| Fabric {
         provider: Some(provider.to_owned()),

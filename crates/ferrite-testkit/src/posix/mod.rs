@@ -14,6 +14,7 @@ mod names;
 mod open_unlinked;
 mod paths;
 mod permissions;
+pub mod read_only;
 mod readdir;
 mod rename;
 mod space;

@@ -112,7 +112,7 @@ impl<F: FileSystem> Layer for Traced<F> {
         let ino = opened.attr.ino;
         match opened.created {
             true => self.writer.record(Event::File { ino, len_bytes: 0 }),
-            false if new.open.write || new.open.truncate => self.writer.introduce(ino, opened.attr.size),
+            false if new.open.changes() => self.writer.introduce(ino, opened.attr.size),
             false => {}
         }
         if new.open.truncate && !opened.created {
