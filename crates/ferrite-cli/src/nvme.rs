@@ -117,7 +117,7 @@ impl Making<'_> {
             size::human(size),
             if devices == 1 { "" } else { "s" },
             if self.data_checksum { " with data checksums" } else { "" },
-            config.metadata_place().display()
+            config.metadata_place()
         ));
         Ok(0)
     }

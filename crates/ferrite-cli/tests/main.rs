@@ -36,6 +36,8 @@ mod nvme;
 mod nvme_admin;
 #[cfg(feature = "nvme")]
 mod nvme_damage;
+#[cfg(feature = "nvme")]
+mod nvme_postgres;
 mod operations;
 mod output;
 #[path = "../../ferrite/tests/posix/mod.rs"]

@@ -165,7 +165,7 @@ mod database;
 /// Builds without PostgreSQL.
 #[cfg(not(feature = "postgres"))]
 mod database {
-    use super::{Box, Config, MetaStore, Result, invalid};
+    use super::{Config, MetaStore, Result, invalid};
 
     fn absent<T>(config: &Config) -> Result<T> {
         let text = format!(
