@@ -44,10 +44,10 @@ mod store;
 pub use backend::{BlobError, Blobs, MemoryBlobs};
 pub use error::{Error, Result};
 pub use memory::MemoryStore;
-pub use owned::{MonotonicClock, Owned, OwnedOptions, OwnedStatus};
+pub use owned::{MonotonicClock, Owned, OwnedOptions, OwnedStatus, answers_until};
 pub use remote::{
     Applied, Batch, BatchLimits, Fault, FaultPlan, FaultyRemote, MemoryRemote, Owner, Page, Pair, Remote, RemoteCall,
-    Tenure, Values,
+    ShardRow, Tenure, Values,
 };
 #[cfg(feature = "postgres")]
 pub use remote::{PostgresOptions, PostgresRemote};

@@ -23,6 +23,12 @@ pub(super) fn boot_clock() -> Duration {
     Duration::new(now.tv_sec.max(0) as u64, now.tv_nsec as u32)
 }
 
+/// Until when an owner may answer whose `take` or `renew`, begun at `sent`, has succeeded. Both are times of its own
+/// clock. See [`OwnedOptions`](super::OwnedOptions) for `ttl` and `margin`.
+pub fn answers_until(sent: Duration, ttl: Duration, margin: Duration) -> Duration {
+    (sent + ttl).saturating_sub(margin)
+}
+
 /// See the head of this module.
 pub(super) struct Lease {
     clock: MonotonicClock,
@@ -55,7 +61,7 @@ impl Lease {
 
     /// A renewal that began at `sent` has succeeded.
     pub(super) fn prolong(&self, sent: Duration) {
-        let until = (sent + self.ttl).saturating_sub(self.margin);
+        let until = answers_until(sent, self.ttl, self.margin);
         self.until_ns.fetch_max(until.as_nanos() as u64, Ordering::AcqRel);
         *self.trouble.lock() = None;
     }

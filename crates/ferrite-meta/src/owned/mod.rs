@@ -25,7 +25,7 @@ mod known;
 mod lease;
 mod renewer;
 
-pub use lease::MonotonicClock;
+pub use lease::{MonotonicClock, answers_until};
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;

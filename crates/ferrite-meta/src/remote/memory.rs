@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_checks::ranked::Mutex;
 
-use super::{Applied, Batch, Owner, Page, Remote, Tenure, Values};
+use super::{Applied, Batch, Owner, Page, Remote, ShardRow, Tenure, Values};
 use crate::error::{Error, Result};
 use crate::lock_order;
 
@@ -26,10 +26,8 @@ enum Clock {
 
 #[derive(Debug, Default)]
 struct Shard {
-    epoch: u64,
-    seq: u64,
+    row: ShardRow,
     owner: Option<Owner>,
-    expires: Duration,
     pairs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
@@ -67,9 +65,9 @@ impl MemoryRemote {
     pub fn move_epoch(&self, shard: u64) -> u64 {
         let mut shards = self.shards.lock();
         let shard = shards.entry(shard).or_default();
-        shard.epoch += 1;
-        shard.expires = Duration::ZERO;
-        shard.epoch
+        shard.row.epoch += 1;
+        shard.row.expires = Duration::ZERO;
+        shard.row.epoch
     }
 
     /// A copy, as a backup would make it: same shards, same pairs.
@@ -100,10 +98,10 @@ impl MemoryRemote {
     fn with<T>(&self, tenure: &Tenure, work: impl FnOnce(&mut Shard) -> Result<T>) -> Result<T> {
         let mut shards = self.shards.lock();
         let shard = shards.entry(tenure.shard).or_default();
-        match shard.epoch == tenure.epoch || is_seeded(Bug::BatchWithoutEpoch) {
-            true => work(shard),
-            false => Err(Error::Lost { epoch: shard.epoch }),
+        if !is_seeded(Bug::BatchWithoutEpoch) {
+            shard.row.check(tenure.epoch)?;
         }
+        work(shard)
     }
 }
 
@@ -112,45 +110,41 @@ impl Remote for MemoryRemote {
         let mut shards = self.shards.lock();
         let shard = shards.entry(number).or_default();
         let now = self.now();
-        if let Some(other) = &shard.owner
-            && shard.expires > now
-        {
-            return Err(Error::Owned {
-                owner: other.name.clone(),
-                address: other.address.clone(),
-                left: shard.expires - now,
-            });
+        if let Err(left) = shard.row.take(now, ttl) {
+            let (owner, address) = shard
+                .owner
+                .clone()
+                .map(|other| (other.name, other.address))
+                .unwrap_or_default();
+            return Err(Error::Owned { owner, address, left });
         }
-        shard.epoch += 1;
         shard.owner = Some(owner.clone());
-        shard.expires = now + ttl;
         Ok(Tenure {
             shard: number,
-            epoch: shard.epoch,
-            seq: shard.seq,
+            epoch: shard.row.epoch,
+            seq: shard.row.seq,
         })
     }
 
     fn renew(&self, tenure: &Tenure, ttl: Duration) -> Result<()> {
         let now = self.now();
         self.with(tenure, |shard| {
-            shard.expires = now + ttl;
-            Ok(())
+            let epoch = shard.row.epoch;
+            shard.row.renew(epoch, now, ttl)
         })
     }
 
     fn apply(&self, tenure: &Tenure, seq: u64, batch: &Batch) -> Result<Applied> {
-        self.with(tenure, |shard| match shard.seq {
-            has if has == seq && !is_seeded(Bug::BatchWithoutNumber) => Ok(Applied::Before),
-            has if has + 1 != seq && !is_seeded(Bug::BatchWithoutNumber) => {
-                Err(Error::WentBack { has, wanted: seq - 1 })
+        self.with(tenure, |shard| {
+            if is_seeded(Bug::BatchWithoutNumber) {
+                shard.row.seq = seq.saturating_sub(1);
             }
-            _ => {
+            let applied = shard.row.apply(shard.row.epoch, seq)?;
+            if applied == Applied::Now {
                 batch.deletes.iter().for_each(|key| drop(shard.pairs.remove(key)));
                 shard.pairs.extend(batch.puts.iter().cloned());
-                shard.seq = seq;
-                Ok(Applied::Now)
             }
+            Ok(applied)
         })
     }
 
@@ -158,7 +152,7 @@ impl Remote for MemoryRemote {
         self.with(tenure, |shard| {
             Ok(Values {
                 values: keys.iter().map(|&key| shard.pairs.get(key).cloned()).collect(),
-                seq: shard.seq,
+                seq: shard.row.seq,
             })
         })
     }
@@ -175,7 +169,7 @@ impl Remote for MemoryRemote {
             Ok(Page {
                 pairs,
                 next: rest.next().map(|(key, _)| key),
-                seq: shard.seq,
+                seq: shard.row.seq,
             })
         })
     }

@@ -1,7 +1,8 @@
 //! Ordered keys in a database elsewhere, each shard of which one server at a time may change.
 //!
 //! Contents: the trait [`Remote`], with five calls that any transactional database can offer; [`Tenure`], the right to
-//! change a shard; [`MemoryRemote`] and [`FaultyRemote`] for tests; `PostgresRemote`, with the cargo feature `postgres`.
+//! change a shard; [`ShardRow`], the rules of a shard's row; [`MemoryRemote`] and [`FaultyRemote`] for tests;
+//! `PostgresRemote`, with the cargo feature `postgres`.
 //! [`Owned`](crate::Owned) makes a [`MetaStore`](crate::MetaStore) of one.
 //!
 //! # What a database must hold
@@ -26,11 +27,13 @@ mod faulty;
 mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod shard_row;
 
 pub use faulty::{Fault, FaultPlan, FaultyRemote, RemoteCall};
 pub use memory::MemoryRemote;
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresOptions, PostgresRemote};
+pub use shard_row::ShardRow;
 
 use std::time::Duration;
 
