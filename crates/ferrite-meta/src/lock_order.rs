@@ -19,7 +19,7 @@ ferrite_checks::ranks! {
     Failure = 40;
     /// Which keys transactions have locked.
     KeyLocks = 50;
-    /// What a test's network delays.
+    /// Requests that the network of a test delays.
     Network = 51;
     /// The shards of a database in memory.
     Shards = 52;

@@ -16,7 +16,7 @@ use crate::store::{Lock, Transaction, Visit};
 /// A transaction's changes: a value, or `None` for a deleted key.
 pub(crate) type Changes = BTreeMap<Vec<u8>, Option<Arc<[u8]>>>;
 
-/// What lies below a transaction.
+/// The store below a transaction.
 pub(crate) trait Base: Sync {
     fn locks(&self) -> &Locks;
     /// The committed value of a key.

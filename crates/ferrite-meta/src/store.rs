@@ -7,9 +7,9 @@
 //! at once. So a plain `get` in a transaction may give another answer the next time.
 //!
 //! A key that must not change until the commit is locked first, by [`Transaction::get_for_update`]; a change locks its
-//! key itself. A scan sees one moment, the one at which it began, plus the transaction's own changes. A store whose pairs
-//! lie in a database shows a long scan in parts: the first has 256 pairs, later ones have more, and each is of one
-//! moment that is not before that of the part before it.
+//! key itself. A scan sees one moment, the one at which it began, plus the transaction's own changes. A store whose
+//! pairs lie in a database shows a long scan in parts: the first has 256 pairs, later ones have more, and each is of
+//! one moment that is not before that of the part before it.
 //!
 //! Locks are of single keys, whether they exist or not. Nothing locks a range: a caller that relies on the absence of a
 //! range of keys (as `rmdir` does, on an empty directory) locks exclusively a key that all who add to the range lock
@@ -91,8 +91,8 @@ pub trait MetaStore: Send + Sync {
         Ok(())
     }
 
-    /// Whether an answer that was made of what the store has said may be given. A store that another server can take over
-    /// is asked last, after everything was read; others always say yes.
+    /// Whether an answer that was made of what the store has said may be given. A store that another server can take
+    /// over is asked last, after everything was read; others always say yes.
     ///
     /// # Errors
     /// Another server may have taken over since.

@@ -249,7 +249,7 @@ fn a_transaction_beyond_the_limits_is_refused_whole() {
     put(&store, b"k", b"v").unwrap();
 }
 
-/// What may be in the database under a key: the values of commits whose outcome nobody learned, beside the last one
+/// The values that may be in the database: those of commits whose outcome nobody learned, beside the last one
 /// that was acknowledged.
 #[derive(Default, Clone)]
 struct Allowed {

@@ -154,7 +154,7 @@ fn a_server_that_is_away_or_silent_costs_a_bounded_time() {
     }
 }
 
-/// What was acknowledged while the server was killed and started again is there, and the store goes on by itself.
+/// Every commit that was acknowledged while the server was killed and started again is there; the store continues.
 #[test]
 fn a_killed_server_that_comes_back_has_every_acknowledged_commit() {
     let Some(server) = cluster(false, &[]) else { return };

@@ -2,8 +2,8 @@
 //!
 //! Contents: [`open`], which opens the place that a pool's file names; [`clear`], which makes it empty for a new pool.
 //!
-//! Invariant: a place that holds something else than the metadata of a pool is never cleared. A pool in a database is in
-//! use while its owner's time runs, wherever the owner is. Used by `pool` and `salvage`.
+//! Invariant: a place that holds something else than the metadata of a pool is never cleared. A pool in a database is
+//! in use while its owner's time runs, wherever the owner is. Used by `pool` and `salvage`.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! Answers of a volume that another server may take over.
 //!
 //! Contents: [`Answering`], a layer over the engine for volumes whose metadata lies in a database. The engine answers
-//! from memory what it knows, and a process that was stopped goes on where it stood. So each answer, reads included, is
-//! checked last: after everything that it is made of was read, and before the caller gets it. An answer that comes too
-//! late becomes an error; a change that was committed before stays committed, as after a lost reply.
+//! from memory what it knows, and a process that was stopped continues where it stood. So each answer, reads included,
+//! is checked last: after everything that it is made of was read, and before the caller gets it. An answer that comes
+//! too late becomes an error; a change that was committed before stays committed, as after a lost reply.
 //!
 //! Used by `volume`, and by tests.
 

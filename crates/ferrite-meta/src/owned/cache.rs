@@ -21,7 +21,7 @@ pub(super) type Value = Arc<[u8]>;
 /// A segment with more pairs, or more bytes, is split.
 const SEGMENT_PAIRS: usize = 256;
 const SEGMENT_BYTES: usize = 64 << 10;
-/// What a pair takes beside its bytes, and a segment beside its pairs: measured, roughly.
+/// Memory that a pair takes beside its bytes, and a segment beside its pairs: measured, roughly.
 const PAIR_OVERHEAD: usize = 96;
 const SEGMENT_OVERHEAD: usize = 256;
 
@@ -64,7 +64,7 @@ pub(super) struct Cache {
     limit_bytes: usize,
 }
 
-/// What is known of a range from its start on.
+/// The known part of a range, from its start on.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) pairs: Vec<(Key, Value)>,
@@ -100,7 +100,7 @@ impl Cache {
         Some(segment.pairs.get(key).cloned())
     }
 
-    /// What is known of `from..to` without a gap from its start on, up to `limit` pairs.
+    /// The known part of `from..to`, without a gap from its start on, up to `limit` pairs.
     pub(super) fn run(&mut self, from: &[u8], to: &[u8], limit: usize) -> Run {
         let mut run = Run {
             pairs: Vec::new(),

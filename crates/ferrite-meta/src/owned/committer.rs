@@ -1,8 +1,8 @@
 //! Commits that wait at the same time become one batch.
 //!
-//! Contents: [`Committer`]. There is no thread for it: the first commit that finds no batch under way sends one with all
-//! that wait, and its thread returns when its own commit is done; then one of the others goes on. So a lone commit costs
-//! one request and no handover, and under load each request carries many.
+//! Contents: [`Committer`]. There is no thread for it: the first commit that finds no batch under way sends one with
+//! all that wait, and its thread returns when its own commit is done; then one of the others continues. So a lone
+//! commit costs one request and no handover, and under load each request carries many.
 //!
 //! Invariants: one batch is under way at most, and batches have ascending numbers without gaps. The commits of a batch
 //! have different keys, since each holds the locks of its keys until it returns. A batch whose outcome is unknown is
@@ -79,8 +79,8 @@ impl Queue {
 }
 
 impl Committer {
-    /// Commits changes, together with those of others. `send` applies the changes of some commits, all or none, and is
-    /// never called by two threads at once. Blocks until the outcome is known.
+    /// Commits changes, together with those that other threads commit. `send` applies the changes of some commits, all
+    /// or none, and is never called by two threads at once. Blocks until the outcome is known.
     ///
     /// # Errors
     /// The changes are larger than the limits; what `send` says.

@@ -1,4 +1,4 @@
-//! What the owner knows, beside commits and reads under way.
+//! The owner's cache, beside commits and reads under way.
 //!
 //! Contents: [`Known`], the cache with its lock; [`Reading`], a read that asks the database.
 //!

@@ -1,9 +1,9 @@
 //! Until when an owner may answer, by its own clock.
 //!
 //! The database counts a tenure from the moment at which it handles a renewal; the owner counts from the moment before
-//! it sent that renewal, and stops earlier by a margin. So the owner's end comes first, as long as the two clocks differ
-//! by less than the margin over one lease. A process that was stopped, or a machine that was suspended, finds its lease
-//! ended as soon as it goes on: the clock counts suspended time, too.
+//! it sent that renewal, and stops earlier by a margin. So the owner's end comes first, as long as the two clocks
+//! differ by less than the margin over one lease. A process that was stopped, or a machine that was suspended, finds
+//! its lease ended as soon as it continues: the clock counts suspended time, too.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! A store of metadata whose pairs lie in a database, and of which this process is the owner.
 //!
-//! Contents: [`Owned`], a [`MetaStore`] over any [`Remote`]. Locks, and the cache of what the owner knows, are in memory;
-//! the database is asked for what the cache lacks, and is told each commit before it becomes visible here.
+//! Contents: [`Owned`], a [`MetaStore`] over any [`Remote`]. Locks, and the cache of what the owner knows, are in
+//! memory; the database is asked for what the cache lacks, and gets each commit before it becomes visible here.
 //!
 //! | module | contents |
 //! | --- | --- |
@@ -27,7 +27,6 @@ mod renewer;
 
 pub use lease::{MonotonicClock, answers_until};
 
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,6 +40,7 @@ use crate::locks::Locks;
 use crate::overlay::{Base, Changes, Overlay};
 use crate::remote::{Owner, Remote, Tenure};
 use crate::store::{MetaStore, Statistics, Transaction, Visit};
+use cache::Run;
 use committer::{Committer, Member, batch_of};
 use known::Known;
 use lease::Lease;
@@ -90,7 +90,7 @@ impl Default for OwnedOptions {
     }
 }
 
-/// What an owner has done and knows.
+/// The state of an owner, and what it has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OwnedStatus {
@@ -129,7 +129,7 @@ impl Counters {
     }
 }
 
-/// What the threads of a store share.
+/// The part of a store that its threads share.
 struct Shared<R> {
     remote: R,
     tenure: Tenure,
@@ -231,7 +231,7 @@ impl<R: Remote> Owned<R> {
         &self.shared.remote
     }
 
-    /// What it has done and knows.
+    /// Its state, and what it has done.
     pub fn status(&self) -> OwnedStatus {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (seq, cache_bytes) = self.known.seq_and_bytes();
@@ -280,18 +280,21 @@ impl<R: Remote> Owned<R> {
         Ok(pairs.remove(key))
     }
 
-    /// The first pairs of a range, as of one moment, and where the rest begins.
-    fn portion(&self, from: &[u8], to: &[u8], limit: usize) -> Result<(BTreeMap<Vec<u8>, Arc<[u8]>>, Vec<u8>)> {
+    /// The first pairs of a range, as of one moment.
+    fn portion(&self, from: &[u8], to: &[u8], limit: usize) -> Result<Run> {
         if let Some(run) = self.known.run(from, to, limit) {
             Counters::add(&self.counters.hits, 1);
-            return Ok((run.pairs.into_iter().collect(), run.until));
+            return Ok(run);
         }
         Counters::add(&self.counters.misses, 1);
         let reading = self.known.start_reading();
         let page = self.shared.remote.scan(&self.shared.tenure, from, to, limit)?;
         let until = page.next.unwrap_or_else(|| to.to_vec());
         let pairs = reading.learn(from, &until, page.pairs, page.seq, self.commit_timeout)?;
-        Ok((pairs, until))
+        Ok(Run {
+            pairs: pairs.into_iter().collect(),
+            until,
+        })
     }
 
     /// Sends a batch until its outcome is known, or the time is over.
@@ -351,14 +354,14 @@ impl<R: Remote> Base for Owned<R> {
         while from.as_slice() < to {
             self.shared.check_alive()?;
             let portion = self.portion(&from, to, limit);
-            let (pairs, until) = portion.map_err(|error| self.shared.stopped_by(error))?;
+            let run = portion.map_err(|error| self.shared.stopped_by(error))?;
             self.may_answer()?;
-            for (key, value) in &pairs {
+            for (key, value) in &run.pairs {
                 if visit(key, value) == ControlFlow::Break(()) {
                     return Ok(());
                 }
             }
-            from = until;
+            from = run.until;
             limit = SCAN_PAIRS.1.min(2 * limit);
         }
         Ok(())
@@ -419,7 +422,7 @@ impl<R: Remote> Drop for Owned<R> {
         drop(self.renewer.take());
         self.shared.lease.end();
         if self.shared.check_alive().is_ok() {
-            // If the database does not hear it, the tenure ends by itself.
+            // If the database does not hear it, the tenure ends without it.
             let _ = self.shared.remote.renew(&self.shared.tenure, Duration::ZERO);
         }
     }

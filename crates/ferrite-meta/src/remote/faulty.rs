@@ -24,7 +24,7 @@ pub enum RemoteCall {
     Read,
 }
 
-/// What goes wrong with a call.
+/// A failure of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// Nothing.

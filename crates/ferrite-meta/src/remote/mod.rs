@@ -11,11 +11,12 @@
 //!   one atomic step, if the time of the previous owner has run out by *the database's* clock. No clock of a server is
 //!   ever compared with another's.
 //! * [`Remote::apply`] changes all pairs of a batch or none, and only if the row still has the epoch of the tenure and
-//!   the sequence number before the batch's; it stores the batch's number in the same step. So what an owner sends after
-//!   another has taken over changes nothing, and a batch that is sent again after a lost answer is not applied twice.
-//! * A read tells the sequence number of the state that it saw, in which each batch is there whole or not at all, and it
-//!   sees all that was acknowledged before it began.
-//! * What was acknowledged survives the crash of any one machine that the database promises to survive. If it cannot
+//!   the sequence number before the batch's; it stores the batch's number in the same step. So what an owner sends
+//!   after another has taken over changes nothing, and a batch that is sent again after a lost answer is not applied
+//!   twice.
+//! * A read tells the sequence number of the state that it saw, in which each batch is there whole or not at all, and
+//!   it sees all that was acknowledged before it began.
+//! * An acknowledged batch survives the crash of any one machine that the database promises to survive. If it cannot
 //!   tell, it answers [`Error::Unknown`](crate::Error::Unknown).
 //!
 //! Ownership is a right to cache and never the basis of safety: a server that wrongly believes to be the owner can
@@ -62,7 +63,7 @@ pub struct Tenure {
     pub seq: u64,
 }
 
-/// What became of a batch.
+/// The outcome of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Applied {
     /// It was applied by this call.
@@ -114,8 +115,9 @@ pub trait Remote: Send + Sync {
     /// Takes a shard for `ttl`, counted from now by the database's clock.
     ///
     /// # Errors
-    /// [`Error::Owned`](crate::Error::Owned) while another server's time runs; [`Error::Missing`](crate::Error::Missing)
-    /// if there is no such shard; [`Error::Unreachable`](crate::Error::Unreachable); others of the database.
+    /// [`Error::Owned`](crate::Error::Owned) while another server's time runs;
+    /// [`Error::Missing`](crate::Error::Missing) if there is no such shard;
+    /// [`Error::Unreachable`](crate::Error::Unreachable); others of the database.
     fn take(&self, shard: u64, owner: &Owner, ttl: Duration) -> Result<Tenure>;
 
     /// Prolongs a tenure to `ttl` from now by the database's clock. With zero it ends: the next server may take the

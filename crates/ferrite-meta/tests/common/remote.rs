@@ -1,4 +1,4 @@
-//! What every database must do that [`Remote`] is asked of: written from the trait's words.
+//! The contract of [`Remote`], as tests for any database: written from the trait's words.
 
 use std::time::Duration;
 

@@ -3,11 +3,11 @@
 //! Contents: [`PostgresRemote`], over the tables of `sql`, by connections of `session`, which `tls` encrypts.
 //!
 //! A commit counts as durable when the server says so without reservation: the session has `synchronous_commit` on, and
-//! the guard of each batch refuses a server without `fsync`. With `synchronous_standby_names`, that includes the standby.
-//! The outcome is unknown if the server does not answer in time, ends the connection, or answers with a warning: a commit
-//! that is cancelled while it waits for a standby is committed on the primary alone, and reported as such a warning. A
-//! batch that turns out to be there from an earlier attempt is confirmed by one more commit: what that one's standby has
-//! written includes everything before it.
+//! the guard of each batch refuses a server without `fsync`. With `synchronous_standby_names`, that includes the
+//! standby. The outcome is unknown if the server does not answer in time, ends the connection, or answers with a
+//! warning: a commit that is cancelled while it waits for a standby is committed on the primary alone, and reported as
+//! such a warning. A batch that turns out to be there from an earlier attempt is confirmed by one more commit: what
+//! that one's standby has written includes everything before it.
 //!
 //! A connection string may name several servers; the one that takes changes is used. After a failover its `seq` shows
 //! whether it has everything that was acknowledged ([`Error::WentBack`]).
@@ -41,8 +41,8 @@ const CONNECT: Duration = Duration::from_secs(2);
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct PostgresOptions {
-    /// A connection string as libpq has it, `host=a,b dbname=…` or `postgres://…`, without a password; several hosts are
-    /// the servers of a replicated database.
+    /// A connection string as libpq has it, `host=a,b dbname=…` or `postgres://…`, without a password; several hosts
+    /// are the servers of a replicated database.
     pub connection: String,
     /// The password, if the server asks for one.
     pub password: Option<String>,
@@ -377,7 +377,7 @@ impl PostgresRemote {
     }
 }
 
-/// What the row of an owner says, with the settings that matter.
+/// The row of an owner, with the settings that matter.
 struct OwnerRow {
     epoch: u64,
     seq: u64,

@@ -4,9 +4,9 @@
 //! [`Remote`](super::super::Remote) is one statement, hence one transaction and one round trip.
 //!
 //! A batch goes in as one statement, too: the update of the owner's row is its guard, and what changes pairs looks
-//! whether the guard found its row. The row stays locked until the transaction ends, and a transaction that waits for it
-//! looks again at what it then finds (READ COMMITTED), so two batches never pass the guard with one number. The guard
-//! also asks for the settings without which a commit could be lost.
+//! whether the guard found its row. The row stays locked until the transaction ends, and a transaction that waits for
+//! it looks again at what it then finds (READ COMMITTED), so two batches never pass the guard with one number. The
+//! guard also asks for the settings without which a commit could be lost.
 
 /// The format of the tables; a program takes a shard only if it knows the shard's.
 pub(super) const VERSION: i32 = 1;

@@ -14,7 +14,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::error::{Error, Result};
 
-/// What connections are encrypted with: certificates of `ca`, in PEM, are trusted, or without it the system's.
+/// Encrypts connections: certificates of `ca`, in PEM, are trusted, or without it the system's.
 pub(super) fn connector(ca: Option<&Path>) -> Result<MakeRustlsConnect> {
     let roots = match ca {
         Some(path) => roots_of(path)?,
