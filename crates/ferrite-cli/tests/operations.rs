@@ -33,11 +33,31 @@ const DEVICES: Page = page!("devices.md", 6);
 const RDMA: Page = page!("rdma-operations.md", 6);
 const BACKUP: Page = page!("backup.md", 15);
 const TROUBLESHOOTING: Page = page!("troubleshooting.md", 11);
-const PAGES: [Page; 6] = [MOUNTING, SERVING, DEVICES, RDMA, BACKUP, TROUBLESHOOTING];
+#[cfg(feature = "nvme")]
+const POSTGRES: Page = page!("postgres.md", 15);
+const PAGES: &[Page] = &[
+    MOUNTING,
+    SERVING,
+    DEVICES,
+    RDMA,
+    BACKUP,
+    TROUBLESHOOTING,
+    #[cfg(feature = "nvme")]
+    POSTGRES,
+];
+
+/// The database that pages name.
+const DATABASE: &str = "host=db1 user=ferrite dbname=ferrite";
 
 /// Blocks that are not run: for devices and services, for changes to the machine, for parts of files. No further ones
 /// may hide there.
-const NOT_RUN: [(&str, usize); 4] = [("sh,device", 6), ("sh,service", 4), ("fstab", 2), ("toml", 1)];
+const NOT_RUN: [(&str, usize); 5] = [
+    ("sh,device", 6),
+    ("sh,service", 4),
+    ("fstab", 2),
+    ("toml", if cfg!(feature = "nvme") { 2 } else { 1 }),
+    ("sql", if cfg!(feature = "nvme") { 1 } else { 0 }),
+];
 
 /// A command, and the claims about it.
 #[derive(Debug, Default)]
@@ -105,10 +125,12 @@ fn matches(line: &str, pattern: &str) -> bool {
 struct Places {
     base: tempfile::TempDir,
     program: PathBuf,
+    /// The connection string of the database.
+    database: String,
 }
 
 impl Places {
-    fn new() -> Places {
+    fn new(database: &str) -> Places {
         let base = tempfile::tempdir().unwrap();
         for dir in ["bin", "var", "etc", "backup", "mnt"] {
             fs::create_dir(base.path().join(dir)).unwrap();
@@ -116,26 +138,32 @@ impl Places {
         let ferrite = fs::canonicalize(common::ferrite().get_program()).unwrap();
         std::os::unix::fs::symlink(ferrite, base.path().join("bin/ferrite")).unwrap();
         let program = base.path().join("bin");
-        Places { base, program }
+        Places {
+            base,
+            program,
+            database: database.to_owned(),
+        }
     }
 
     /// The page's names, and the places that stand for them.
-    fn names(&self) -> [(&'static str, PathBuf); 5] {
-        let place = |name: &str| self.base.path().join(name);
+    fn names(&self) -> [(&'static str, String); 6] {
+        let place = |name: &str| self.base.path().join(name).to_str().unwrap().to_owned();
         let scripts = Path::new("../../scripts").canonicalize().unwrap();
         [
             ("/var/lib/ferrite", place("var")),
             ("/etc/ferrite", place("etc")),
             ("/mnt/data", place("mnt/data")),
             ("/backup", place("backup")),
-            ("/usr/local/share/ferrite", scripts),
+            ("/usr/local/share/ferrite", scripts.to_str().unwrap().to_owned()),
+            (DATABASE, self.database.clone()),
         ]
     }
 
     fn run(&self, command: &str) -> std::process::Output {
-        let command = self.names().iter().fold(command.to_string(), |text, (name, place)| {
-            text.replace(name, place.to_str().unwrap())
-        });
+        let command = self
+            .names()
+            .iter()
+            .fold(command.to_string(), |text, (name, place)| text.replace(name, place));
         let path = format!(
             "{}:{}",
             self.program.display(),
@@ -151,9 +179,9 @@ impl Places {
 
     /// The output of a command, with the page's names.
     fn printed(&self, output: &std::process::Output) -> String {
-        self.names().iter().fold(text(output), |text, (name, place)| {
-            text.replace(place.to_str().unwrap(), name)
-        })
+        self.names()
+            .iter()
+            .fold(text(output), |text, (name, place)| text.replace(place, name))
     }
 }
 
@@ -172,10 +200,15 @@ fn is_installed(program: &str) -> bool {
 
 /// Runs the blocks of a page, and checks every claim.
 fn run(page: &Page) {
+    run_with(page, DATABASE);
+}
+
+/// The same with a database.
+fn run_with(page: &Page, database: &str) {
     if !has_fuse() {
         return;
     }
-    let places = Places::new();
+    let places = Places::new(database);
     let mut run = 0;
     for (_, lines) in blocks(page.text).into_iter().filter(|(mark, _)| *mark == "sh") {
         for step in steps(&lines) {
@@ -238,6 +271,15 @@ fn troubleshooting_runs_as_written() {
     run(&TROUBLESHOOTING);
 }
 
+#[test]
+#[cfg(feature = "nvme")]
+fn postgres_runs_as_written() {
+    use ferrite_test_clusters::{Postgres, PostgresOptions, or_skip};
+    if let Some(database) = or_skip(Postgres::start(&PostgresOptions::default())) {
+        run_with(&POSTGRES, &database.primary().connection());
+    }
+}
+
 /// Every block is run, or one of a few that cannot be.
 #[test]
 fn no_block_hides() {
@@ -261,7 +303,7 @@ fn no_block_hides() {
 /// The pages are readable: short paragraphs, lines that fit.
 #[test]
 fn paragraphs_are_short() {
-    for page in &PAGES {
+    for page in PAGES {
         for paragraph in page
             .text
             .split("\n\n")
