@@ -1,11 +1,15 @@
-//! Files being closed and pins being released by workers: a session's later requests find this done. A client that has
-//! closed a removed file may count on its space.
+//! Work of other threads that must be done before something else happens.
 //!
-//! Invariant: only work that entered the workers' queue later waits here, and the work it waits for does not wait here;
-//! so a worker has that, or takes it first.
+//! Contents: [`CloseBarrier`], which counts such work and waits for it. Each session has one for files being closed and
+//! pins being released by workers: its later requests find this done, for a client that has closed a removed file may
+//! count on its space. The server has one for sessions being ended: it stops after they are.
+//!
+//! Invariant of a session's: only work that entered the workers' queue later waits here, and the work it waits for does
+//! not wait here; so a worker has that, or takes it first.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 use ferrite_checks::ranked::{Condvar, Mutex};
 
@@ -17,7 +21,7 @@ struct State {
     under_way: BTreeSet<u64>,
 }
 
-/// The pending closes of a session.
+/// The pending closes of a session, or of sessions.
 #[derive(Default)]
 pub(super) struct CloseBarrier {
     state: Mutex<lock_order::CloseBarrier, State>,
@@ -36,6 +40,15 @@ impl CloseBarrier {
         while state.under_way.first().is_some_and(|&first| first <= latest) {
             self.changed.wait(&mut state);
         }
+    }
+
+    /// Waits until none is pending, for no longer than that. Returns how many are.
+    pub(super) fn wait_for_all_until(&self, ends: Instant) -> usize {
+        let mut state = self.state.lock();
+        while !state.under_way.is_empty() && Instant::now() < ends {
+            self.changed.wait_until(&mut state, ends);
+        }
+        state.under_way.len()
     }
 }
 

@@ -11,6 +11,7 @@ use ferrite_transport::send_queue::SendQueue;
 use ferrite_vfs::{FsError, Result};
 
 use super::Inner;
+use super::close_barrier::PendingClose;
 use super::grace::Deferred;
 use super::lock;
 use super::reply::put;
@@ -79,10 +80,17 @@ impl Inner {
         let store = &session.export.store;
         let ready = store.leases.end(&*session.recipient);
         ready.into_iter().for_each(|work| self.go_on(work));
-        let (inner, session) = (Arc::clone(self), Arc::clone(session));
-        match store.limits.may_block && !self.has_keys(&session) {
-            true => self.work(store, move || inner.end(&session)),
-            false => self.go_on(Box::new(move || inner.end(&session))),
+        // Before the connection is closed: the client takes that for the reply, and the server may be stopped then.
+        let pending = PendingClose::begin(&self.session_ends);
+        let may_work = store.limits.may_block && !self.has_keys(session);
+        let (inner, ended) = (Arc::clone(self), Arc::clone(session));
+        let end = move || {
+            inner.end(&ended);
+            drop(pending);
+        };
+        match may_work {
+            true => self.work(store, end),
+            false => self.go_on(Box::new(end)),
         }
     }
 

@@ -62,6 +62,7 @@ use rustc_hash::FxHashMap;
 use admission::{Account, Admission};
 use aside::Aside;
 use calls::RequestHandler;
+use close_barrier::CloseBarrier;
 use export::{Export, Store};
 use grace::Grace;
 use leases::Leases;
@@ -82,6 +83,9 @@ pub use ferrite_transport::reactor::FabricOptions;
 pub use meter::{Metrics, Observer};
 pub use options::ServerOptions;
 pub use rdma::{KeyWanted, Keys, Rdma};
+
+/// How long a server that stops waits for sessions to end whose clients have left: an engine may be stuck.
+const ENDS_WAIT: Duration = Duration::from_secs(10);
 
 struct Inner {
     exports: Vec<Arc<Export>>,
@@ -105,6 +109,8 @@ struct Inner {
     aside: Aside,
     /// For changes that had to wait for leases.
     waiting_workers: Workers,
+    /// Sessions that other threads are ending.
+    session_ends: Arc<CloseBarrier>,
     reaper: OnceLock<std::thread::Thread>,
     /// Sessions' resources of the adapter, if there is one.
     verbs: Option<Verbs>,
@@ -159,14 +165,28 @@ impl Server {
     /// Stops serving: connections are closed. Sessions are not ended, so that clients continue when a server is started
     /// on the same engine again; the engine keeps their files open as long as this value lives. Close the engine before
     /// this is dropped, or open files without names are freed.
+    ///
+    /// Sessions whose clients have left end before it returns, in the pool too. Blocks for that, up to ten seconds.
+    /// Afterwards this value changes nothing of the state in the pool, which may be that of the next server.
     pub fn stop(&mut self) {
+        let Some(reactors) = self.reactors.take() else {
+            return;
+        };
         self.inner.stop.store(true, Ordering::Release);
-        self.reactors = None;
+        drop(reactors);
         self.inner.stores.iter().for_each(|store| store.leases.stop(&*store.fs));
         if let Some(reaper) = self.reaper.take() {
             reaper.thread().unpark();
             // A panic of it was reported when it happened.
             let _ = reaper.join();
+        }
+        let left = self.inner.session_ends.wait_for_all_until(Instant::now() + ENDS_WAIT);
+        if left > 0 {
+            tracing::warn!(
+                "{left} sessions have not ended {} s after their clients left, because the engine does not answer; the \
+                 next server will wait a lease for them",
+                ENDS_WAIT.as_secs()
+            );
         }
         self.inner.note_session_ends();
         self.inner
@@ -376,6 +396,7 @@ impl Inner {
             workers: workers.map_err(cannot_start)?,
             aside: Aside::start().map_err(cannot_start)?,
             waiting_workers: Workers::start(1).map_err(cannot_start)?,
+            session_ends: Arc::default(),
             reaper: OnceLock::new(),
             verbs: options.rdma.clone().map(Verbs::new),
             may_overlap: options.threads > 1,

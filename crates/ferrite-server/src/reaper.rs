@@ -17,6 +17,7 @@ use ferrite_vfs::{FileSystem, SYSTEM};
 use rustc_hash::FxHashMap;
 
 use super::Inner;
+use super::close_barrier::PendingClose;
 use super::export::Store;
 use super::session::Session;
 
@@ -58,8 +59,11 @@ impl Inner {
                 }
                 match self.has_keys(&session) {
                     true => {
-                        let inner = Arc::clone(self);
-                        self.go_on(Box::new(move || inner.let_go(&session)));
+                        let (inner, pending) = (Arc::clone(self), PendingClose::begin(&self.session_ends));
+                        self.go_on(Box::new(move || {
+                            inner.let_go(&session);
+                            drop(pending);
+                        }));
                     }
                     false => self.let_go(&session),
                 }

@@ -13,6 +13,8 @@
 //! restart only sessions that had locks may claim them, and an ended session reclaims nothing that now belongs to
 //! another.
 //!
+//! A server that has stopped writes nothing there any more, whatever its threads still do: the next one may have begun.
+//!
 //! Where operations are durable after a sync only, or survive only the process, a loss of power may lose operations
 //! that the server has acknowledged: a written file, or the inode that a handle means. So the secret is valid there for
 //! one boot of the machine, unless the server has stopped in order: after a loss of power all sessions have ended, and
@@ -127,6 +129,8 @@ struct Kept {
     accounts: FxHashMap<u64, Account>,
     /// The last save failed: the pool is full, or takes no attribute.
     is_lost: bool,
+    /// The server has stopped.
+    is_stopped: bool,
 }
 
 /// The state recovered from an earlier run.
@@ -196,6 +200,7 @@ impl State {
             content,
             count,
             is_lost: false,
+            is_stopped: false,
         };
         kept.reserve(kept.next);
         if !kept.save(fs) {
@@ -382,13 +387,14 @@ impl State {
         }
     }
 
-    /// Records an orderly stop: no acknowledged operation can be lost any more.
+    /// Records an orderly stop: no acknowledged operation can be lost any more. The last record that this makes.
     pub(super) fn note_stop(&self, fs: &dyn FileSystem) {
         let mut kept = self.content.lock();
         if kept.content.boot != 0 {
             kept.content.boot = 0;
             kept.save(fs);
         }
+        kept.is_stopped = true;
     }
 
     /// Records that a restart has no sessions to wait for, if no session lives. The caller knows that none comes back,
@@ -441,8 +447,12 @@ impl Kept {
         }
     }
 
-    /// Saves the state. False if that fails, which is reported once, and retried the next time.
+    /// Saves the state. False if that fails, which is reported once, and retried the next time; and once the server has
+    /// stopped.
     fn save(&mut self, fs: &dyn FileSystem) -> bool {
+        if self.is_stopped {
+            return false;
+        }
         let mut bytes = Vec::new();
         self.content.put(&mut bytes);
         let was_lost = self.is_lost;
@@ -579,6 +589,25 @@ mod tests {
         assert_ne!(state.secret(), secret);
         assert!(!recovered.has_sessions && recovered.lockers.is_empty());
         assert!(state.new_session(&fs) > session);
+    }
+
+    /// A thread of the stopped server still works on the end of a session.
+    #[test]
+    fn a_server_that_has_stopped_writes_nothing() {
+        let fs = MemFs::new();
+        let (stopped, _) = State::load(&fs).unwrap();
+        let leaves = stopped.new_session(&fs);
+        stopped.add_locker(&fs, leaves, account(1)).unwrap();
+        stopped.note_stop(&fs);
+        let (next, recovered) = State::load(&fs).unwrap();
+        assert_eq!(recovered.lockers, [leaves]);
+        let session = next.new_session(&fs);
+        next.add_locker(&fs, session, account(1)).unwrap();
+        stopped.session_ends(&fs, leaves);
+        stopped.note_end(&fs);
+        assert_eq!(stopped.take_slots(&fs, leaves, account(1), 1), (0, vec![]));
+        let (_, recovered) = State::load(&fs).unwrap();
+        assert!(recovered.has_sessions && recovered.lockers == [leaves, session]);
     }
 
     /// Numbers that began anew would be smaller than those the engine has seen, and every change would be refused.

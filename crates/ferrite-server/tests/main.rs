@@ -44,6 +44,7 @@ mod replicated;
 mod replies;
 mod rights;
 mod sessions;
+mod stop;
 mod submitted;
 mod subtrees;
 mod suites;
