@@ -14,7 +14,7 @@ use super::message::encode;
 use super::protocol::{Recipient as _, Tokens as _};
 use super::requests::{Callback, Deferred, Then};
 use super::{head, own_head};
-use ferrite_proto::{Head, ImmediateRequest, Request, SessionRequest};
+use ferrite_proto::{Head, ImmediateRequest, Request};
 
 impl Link {
     /// Makes a request and passes its reply to `then`, at any time, on any thread. Returns its number.
@@ -137,9 +137,7 @@ impl Link {
     pub(super) fn look_after_submitted(&self) {
         if self.options.timeout.is_some() {
             let now = Instant::now();
-            for request in self.requests.expire(now, None) {
-                self.post(SessionRequest::Abandon { request, file: 0 });
-            }
+            self.expire_deferred(now);
             for unsent in self.deferred_sends.take(Some(now)) {
                 unsent.fail(FsError::TimedOut);
             }
@@ -153,5 +151,21 @@ impl Link {
             self.flush_deferred_sends();
         }
         self.call_completions();
+    }
+
+    /// Fails requests whose deadline is past, and tells the server.
+    fn expire_deferred(&self, now: Instant) {
+        let (up, abandons) = {
+            // As in `post`.
+            let protocol = self.protocol.lock();
+            let abandons = self.requests.expire(now, None);
+            (protocol.connection().cloned(), abandons)
+        };
+        let Some(up) = up else { return };
+        for abandon in abandons {
+            if up.connection.send(&abandon.body, &abandon.data).is_err() {
+                return self.lost(&up);
+            }
+        }
     }
 }

@@ -33,7 +33,7 @@ use backoff::Backoff;
 pub(crate) use backoff::Stagger;
 pub(crate) use call::{Call, Next, Repeats, Tokens};
 pub(crate) use call_limit::CallLimit;
-pub(crate) use in_flight::{Deferred, InFlight, Pending, Recipient, Repeated, Repetition};
+pub(crate) use in_flight::{Deferred, Expired, InFlight, Pending, Recipient, Repeated, Repetition};
 pub(crate) use lease::{Health, Lease};
 pub(crate) use slot_table::SlotTable;
 

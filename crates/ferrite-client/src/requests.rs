@@ -16,12 +16,12 @@ use ferrite_transport::FabricError;
 use ferrite_transport::connection::Receiver;
 use ferrite_vfs::{DedupToken, FsError, Result};
 
-use super::message::{Reply, State, Waiter};
+use super::message::{Reply, State, Waiter, encode};
 use super::own_head;
-use super::protocol::{self, InFlight, Recipient, Repeated, Repetition};
+use super::protocol::{self, Expired, InFlight, Recipient, Repeated, Repetition};
 use super::slots::Slots;
 use crate::lock_order;
-use ferrite_proto::Head;
+use ferrite_proto::{Head, Request, SessionRequest};
 
 /// The callback for a reply, and for the buffer that went with the request.
 pub(super) type Then = Box<dyn FnOnce(Result<Reply>, Option<Buffer>) + Send>;
@@ -196,18 +196,28 @@ impl Requests {
         std::mem::take(&mut *self.completed.lock())
     }
 
-    /// Fails the requests with completions whose deadline is past, and those whose token `slots` no longer has; returns
-    /// the numbers of the former.
-    pub(super) fn expire(&self, now: Instant, slots: Option<&Slots>) -> Vec<u64> {
-        let mut late = Vec::new();
-        let mut all = self.all.lock();
-        for (number, deferred, error) in all.expire(now, slots) {
-            if error == FsError::TimedOut {
-                late.push(number);
-            }
+    /// Fails the requests with completions whose deadline is past, and those whose token `slots` no longer has. Returns
+    /// the requests by which the server abandons the former. They are registered, so the caller holds the lock of the
+    /// state machine, and sends them if there is a connection.
+    pub(super) fn expire(&self, now: Instant, slots: Option<&Slots>) -> Vec<Repetition> {
+        let abandon = |all: &InFlight<Arc<Waiter>, Callback>, request| {
+            let mut head = own_head(0);
+            self.number(all, &mut head);
+            let body = encode(&head, &Request::from(SessionRequest::Abandon { request, file: 0 }));
+            (head.id, body)
+        };
+        let expired = self.all.lock().expire(now, slots, abandon);
+        let mut abandons = Vec::new();
+        for Expired {
+            deferred,
+            error,
+            abandon,
+        } in expired
+        {
+            abandons.extend(abandon);
             self.is_done(Completion::of(*deferred, Err(error)));
         }
-        late
+        abandons
     }
 
     /// Makes all waiting threads retry, or learn that the client is closed.

@@ -4,7 +4,8 @@
 //!
 //! Invariants: each request leaves the table once, so that none is answered twice. A request that no thread waits for
 //! stays until it is answered, its deadline passes, or its token's session is over, and is repeated on each connection
-//! until then, in order. A request that a thread waits for is repeated by that thread ([`super::call`]).
+//! until then, in order. Once its deadline has passed, the server learns of that. A request that a thread waits for is
+//! repeated by that thread ([`super::call`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -63,6 +64,15 @@ impl<W, R> Pending<W, R> {
             _ => 0,
         }
     }
+}
+
+/// A request with a recipient that fails.
+#[derive(Debug)]
+pub(crate) struct Expired<R> {
+    pub(crate) deferred: Box<Deferred<R>>,
+    pub(crate) error: FsError,
+    /// The registered request by which the server abandons it.
+    pub(crate) abandon: Option<Repetition>,
 }
 
 /// A request to send once more.
@@ -169,12 +179,15 @@ impl<W, R> InFlight<W, R> {
     }
 
     /// Removes the requests with recipients that fail: those whose deadline is past, and those whose session is over,
-    /// because they may have taken effect. The numbers of the former are those that the server has to abandon.
+    /// because they may have taken effect. The server has to abandon the former, which it may have received over an
+    /// earlier connection. So for each of them this registers a request that says so, as `abandon` numbers and encodes
+    /// it: a new connection sends it with all others. The driver sends it over an established one.
     pub(crate) fn expire(
         &mut self,
         now: Instant,
         tokens: Option<&impl Tokens>,
-    ) -> Vec<(u64, Box<Deferred<R>>, FsError)> {
+        mut abandon: impl FnMut(&Self, u64) -> (u64, Vec<u8>),
+    ) -> Vec<Expired<R>> {
         let error_of = |(&id, pending): (&u64, &Pending<W, R>)| match pending {
             Pending::Deferred(deferred) if deferred.deadline.is_some_and(|deadline| now >= deadline) => {
                 Some((id, FsError::TimedOut))
@@ -186,11 +199,24 @@ impl<W, R> InFlight<W, R> {
             _ => None,
         };
         let ended: Vec<(u64, FsError)> = self.by_id.iter().filter_map(error_of).collect();
-        let taken = ended.into_iter().filter_map(|(id, error)| match self.remove(id) {
-            Some(Pending::Deferred(deferred)) => Some((id, deferred, error)),
-            _ => None,
-        });
-        taken.collect()
+        let mut expired = Vec::new();
+        for (id, error) in ended {
+            let Some(Pending::Deferred(deferred)) = self.remove(id) else {
+                continue;
+            };
+            let abandon = (error == FsError::TimedOut).then(|| {
+                let (id, body) = abandon(self, id);
+                self.insert(id, Pending::Posted(body.clone()));
+                let data = Vec::new();
+                Repetition { id, body, data }
+            });
+            expired.push(Expired {
+                deferred,
+                error,
+                abandon,
+            });
+        }
+        expired
     }
 
     /// The requests that a new connection repeats, and has not yet. None are left if this is empty.

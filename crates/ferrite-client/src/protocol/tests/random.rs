@@ -16,7 +16,7 @@ use ferrite_vfs::{DedupToken, FsError, Waits};
 
 use super::server::{Message, Mode, Server};
 use super::{
-    AfterFailure, Attempt, Call, CallLimit, Deferred, Failure, Health, InFlight, MS, Next, Pending, Protocol,
+    AfterFailure, Attempt, Call, CallLimit, Deferred, Expired, Failure, Health, InFlight, MS, Next, Pending, Protocol,
     Recipient, Repeated, Repeats, Restoration, Seek, Seeker, SlotTable, Stagger, Tokens, Turn, welcome,
 };
 
@@ -76,6 +76,8 @@ struct Client {
     watch_at: Instant,
     /// The results of requests with recipients.
     sunk: Vec<Option<Result<bool, FsError>>>,
+    /// Requests by which the server abandons others.
+    abandons: Vec<u64>,
     /// Requests that change something, with the token with which each was sent.
     changes: BTreeMap<u64, Vec<Option<DedupToken>>>,
 }
@@ -105,6 +107,7 @@ impl Client {
             threads: vec![watcher],
             watch_at: now,
             sunk: Vec::new(),
+            abandons: Vec::new(),
             changes: BTreeMap::new(),
         };
         let first = client.protocol.first_attempt(MS);
@@ -169,6 +172,30 @@ impl Client {
                 *is_broken = true;
             }
         }
+    }
+
+    /// Ends requests whose deadline is past, or whose token `slots` lacks. Returns the requests by which the server
+    /// abandons the former.
+    fn expire(&mut self, slots: Option<&SlotTable>) -> Vec<u64> {
+        let next_id = &mut self.next_id;
+        let abandon = |_: &InFlight<usize, Sink>, _| {
+            *next_id += 1;
+            (*next_id - 1, body(*next_id - 1, None))
+        };
+        let expired = self.in_flight.expire(self.now, slots, abandon);
+        let mut abandons = Vec::new();
+        for Expired {
+            deferred,
+            error,
+            abandon,
+        } in expired
+        {
+            assert_eq!(abandon.is_some(), error == FsError::TimedOut);
+            abandons.extend(abandon.map(|abandon| abandon.id));
+            self.sink(*deferred, Err(error));
+        }
+        self.abandons.extend(&abandons);
+        abandons
     }
 
     fn sink(&mut self, deferred: Deferred<Sink>, result: Result<bool, FsError>) {
@@ -376,9 +403,10 @@ impl Client {
                 }
             }
             Connecting::TakingUp(connection, mut repeated) => {
-                for (_, deferred, error) in self.in_flight.expire(self.now, Some(&self.slots)) {
-                    self.sink(*deferred, Err(error));
-                }
+                let slots = std::mem::take(&mut self.slots);
+                // The requests to abandon some are among the unsent.
+                drop(self.expire(Some(&slots)));
+                self.slots = slots;
                 let unsent = self.in_flight.to_repeat(&mut repeated);
                 if unsent.is_empty() {
                     self.protocol.established(connection);
@@ -402,8 +430,11 @@ impl Client {
         if self.now < self.watch_at {
             return;
         }
-        for (_, deferred, error) in self.in_flight.expire(self.now, None::<&SlotTable>) {
-            self.sink(*deferred, Err(error));
+        for id in self.expire(None) {
+            if let Some(&connection) = self.protocol.connection() {
+                let token = None;
+                self.send(Message { connection, id, token });
+            }
         }
         match self.protocol.turn() {
             Turn::End => {}
@@ -542,6 +573,7 @@ fn parse(body: &[u8]) -> (u64, Option<DedupToken>) {
 struct Coverage {
     repeated: usize,
     unknown: usize,
+    abandoned: usize,
     reconnects: u64,
 }
 
@@ -571,6 +603,13 @@ fn run(seed: u64, coverage: &mut Coverage) {
         client.calm_turn();
         assert!(client.now - start < BOUND, "a posted request does not arrive");
     }
+    for id in client.abandons.iter().filter(|_| !closes) {
+        assert!(
+            client.server.executed.contains_key(id),
+            "the server abandons nothing by {id}"
+        );
+    }
+    coverage.abandoned += client.abandons.len();
     coverage.repeated += client.changes.values().filter(|sent| sent.len() > 1).count();
     let is_unknown = |thread: &&Thread| matches!(thread.at, At::Ended(Err(FsError::Disconnected)));
     coverage.unknown += client.threads.iter().filter(is_unknown).count();
@@ -593,10 +632,12 @@ fn random_events_keep_the_invariants() {
         let Coverage {
             repeated,
             unknown,
+            abandoned,
             reconnects,
         } = coverage;
         assert!(repeated > 100, "only {repeated} changes were repeated");
         assert!(unknown > 100, "only {unknown} calls had an unknown outcome");
+        assert!(abandoned > 100, "only {abandoned} requests were abandoned");
         assert!(reconnects > 400, "only {reconnects} reconnects");
     }
 }

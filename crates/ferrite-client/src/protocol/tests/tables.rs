@@ -50,21 +50,32 @@ fn a_new_connection_repeats_what_no_thread_waits_for() {
     table.insert(6, deferred("lost", Some(lost), None));
     table.insert(7, deferred("late and lost", Some(lost), Some(now)));
     assert!(table.insert_cancel(8, 3, b"cancel".to_vec()));
-    let ended: Vec<(u64, FsError)> = table
-        .expire(now, Some(&Has(vec![TOKEN])))
-        .into_iter()
-        .map(|(id, _, error)| (id, error))
+    let abandon = |_: &Table, id: u64| (10 + id, format!("abandon {id}").into_bytes());
+    let expired = table.expire(now, Some(&Has(vec![TOKEN])), abandon);
+    let ended: Vec<(&[u8], FsError)> = expired
+        .iter()
+        .map(|it| (&*it.deferred.body, it.error.clone()))
         .collect();
     let (late, unknown) = (FsError::TimedOut, FsError::Disconnected);
-    assert_eq!(ended, [(4, late.clone()), (6, unknown), (7, late)]);
+    assert_eq!(
+        ended,
+        [
+            (&b"late"[..], late.clone()),
+            (b"lost", unknown),
+            (b"late and lost", late)
+        ]
+    );
+    let abandons: Vec<Option<u64>> = expired.iter().map(|it| it.abandon.as_ref().map(|it| it.id)).collect();
+    assert_eq!(abandons, [Some(14), None, Some(17)], "the server may have those");
     let mut repeated = Repeated::default();
     let first = table.to_repeat(&mut repeated);
     let ids: Vec<u64> = first.iter().map(|request| request.id).collect();
-    assert_eq!(ids, [2, 3, 5, 8], "in order");
+    assert_eq!(ids, [2, 3, 5, 8, 14, 17], "in order");
+    assert_eq!(first[4].body, b"abandon 4");
     assert!(first[1].data == b"data" && first[0].data.is_empty());
-    table.insert(9, Pending::Posted(b"meanwhile".to_vec()));
+    table.insert(18, Pending::Posted(b"meanwhile".to_vec()));
     let second = table.to_repeat(&mut repeated);
-    assert!(second.len() == 1 && second[0].id == 9, "each once: {second:?}");
+    assert!(second.len() == 1 && second[0].id == 18, "each once: {second:?}");
     assert!(table.to_repeat(&mut repeated).is_empty());
 }
 
