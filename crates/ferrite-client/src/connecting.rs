@@ -96,7 +96,7 @@ impl Link {
             let mut protocol = self.protocol.lock();
             // Changes of an ended session may have taken effect. Under the lock, because `send_deferred` compares new
             // ones with the session's slots under it. The requests to abandon some are among the unsent.
-            drop(self.requests.expire(Instant::now(), Some(&self.session.slots)));
+            drop(self.requests.expire(Instant::now(), Some(&*self.session.slots)));
             let unsent = self.requests.to_repeat(&mut repeated);
             if unsent.is_empty() {
                 return protocol.established(up);

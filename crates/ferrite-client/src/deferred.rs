@@ -3,18 +3,20 @@
 //! Contents: the part of [`Link`] that makes such requests: for locks, and for submitted reads and writes
 //! ([`super::submit`] decides when to send those).
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use ferrite_buffers::Buffer;
-use ferrite_vfs::{Ctx, FsError, Waits};
+use ferrite_vfs::{Ctx, FsError, Result, SYSTEM};
 
 use super::deferred_sends::DeferredSend;
 use super::link::Link;
-use super::message::encode;
+use super::message::{Reply, encode};
 use super::protocol::{Recipient as _, Tokens as _};
 use super::requests::{Callback, Deferred, Then};
+use super::untrusted::SlotsReply;
 use super::{head, own_head};
-use ferrite_proto::{Head, ImmediateRequest, Request};
+use ferrite_proto::{Head, ImmediateRequest, Request, SessionRequest};
 
 impl Link {
     /// Makes a request and passes its reply to `then`, at any time, on any thread. Returns its number.
@@ -56,7 +58,6 @@ impl Link {
             if !unsent.is_change() || !has_slots {
                 return Some(None);
             }
-            // Asking means waiting, which only the watcher may do: this may be the receiving thread.
             wants_slots = self.session.slots.are_wanted();
             match self.session.slots.try_take() {
                 Some(token) => Some(Some(token)),
@@ -79,8 +80,27 @@ impl Link {
             self.send_deferred(unsent.head, &unsent.request, deferred);
         }
         if wants_slots {
-            self.watcher.wake.ring();
+            self.ask_for_deferred_slots();
         }
+    }
+
+    /// Asks for slots without waiting for them: this may be the receiving thread, or the watcher. Deferred changes are
+    /// sent when they come.
+    fn ask_for_deferred_slots(&self) {
+        if !self.session.slots.begin_asking() {
+            return;
+        }
+        let session = self.protocol.lock().session();
+        let (slots, count) = (Arc::clone(&self.session.slots), self.options.slots);
+        let then = move |reply: Result<Reply>, _: Option<Buffer>| {
+            let given = reply.and_then(|reply| {
+                let SlotsReply((number, mut given)) = reply.result()?;
+                given.truncate(count as usize);
+                Ok((number, given))
+            });
+            slots.asked(session, given);
+        };
+        self.call_deferred(SYSTEM, &Request::from(SessionRequest::Slots { count }), Box::new(then));
     }
 
     fn send_deferred(&self, mut head: Head, request: &Request<'_>, deferred: impl FnOnce(Vec<u8>) -> Deferred) -> u64 {
@@ -133,7 +153,8 @@ impl Link {
         }
     }
 
-    /// The watcher waits here on behalf of submitters: for slots, and for deadlines.
+    /// The watcher acts here on behalf of submitters: when deadlines pass, and when it is time to ask for slots again.
+    /// It waits for nothing, for it also finds a server that is gone.
     pub(super) fn look_after_submitted(&self) {
         if self.options.timeout.is_some() {
             let now = Instant::now();
@@ -143,11 +164,6 @@ impl Link {
             }
         }
         if self.deferred_sends.has_some() {
-            if self.promises().has_slots && self.session.slots.are_wanted() {
-                // If the server has none, the changes go without.
-                let requested = self.ask_for_slots(Waits::FOREVER);
-                tracing::trace!("slots: {requested:?}");
-            }
             self.flush_deferred_sends();
         }
         self.call_completions();

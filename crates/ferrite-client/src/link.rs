@@ -181,7 +181,7 @@ impl Link {
             }
             let up = self.up(limit)?;
             let epoch = self.session.unsynced.epoch();
-            match call.connected(&self.session.slots) {
+            match call.connected(&*self.session.slots) {
                 Next::Send => {}
                 // A server that accepts every connection and breaks it would keep the caller for ever.
                 Next::Repeat => limit.check()?,

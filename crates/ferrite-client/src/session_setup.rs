@@ -27,7 +27,7 @@ const CLOSED_AT_ONCE: usize = 4096;
 pub(super) struct SessionRecord {
     export: String,
     pub(super) reclaim_state: ReclaimState,
-    pub(super) slots: Slots,
+    pub(super) slots: Arc<Slots>,
     pub(super) unsynced: Arc<Unsynced>,
 }
 
@@ -37,7 +37,7 @@ impl SessionRecord {
         SessionRecord {
             export: export.to_owned(),
             reclaim_state: ReclaimState::default(),
-            slots: Slots::default(),
+            slots: Arc::default(),
             unsynced: Arc::default(),
         }
     }

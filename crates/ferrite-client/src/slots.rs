@@ -51,6 +51,19 @@ impl Slots {
         self.table.lock().are_wanted(Instant::now())
     }
 
+    /// Begins to ask for slots that no thread waits for. False if there is no need to, or a reply is to come already.
+    /// [`Self::asked`] ends it.
+    pub(super) fn begin_asking(&self) -> bool {
+        self.table.lock().begin_asking(Instant::now())
+    }
+
+    /// The request that [`Self::begin_asking`] began, in this session, has ended.
+    pub(super) fn asked(&self, session: u64, given: Result<(u64, Vec<u32>)>) {
+        if self.table.lock().asked(session, given, Instant::now()) {
+            self.freed.notify_all();
+        }
+    }
+
     /// Sets the slots of the session.
     pub(super) fn fill(&self, session: u64, number: u64, slots: Vec<u32>) {
         if self.table.lock().fill(session, number, slots, Instant::now()) {

@@ -182,6 +182,52 @@ fn completions_ask_for_more() {
     count.wait_for(1);
 }
 
+fn is_found_gone(client: &Client) {
+    let began = Instant::now();
+    while client.is_encrypted().is_some() {
+        assert!(
+            began.elapsed() < Duration::from_secs(15),
+            "the connection counts as good"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The server hangs with the connection open while the client asks for slots for submitted writes. Once the thread that
+/// finds such servers gone waited for the slots itself, and all waited for ever.
+#[test]
+fn a_server_that_hangs_when_slots_are_asked_for_is_found_gone() {
+    let path = make_pool(16 << 20, 1000);
+    let options = ServerOptions::default().lease(Duration::from_secs(1));
+    let engine = mount(&path);
+    let new = NewFile {
+        mode: 0o644,
+        open: OpenMode::read_write(),
+        exclusive: true,
+    };
+    drop(engine.create(SYSTEM, ROOT_INO, b"file", &new).unwrap());
+    let (_server, address) = serve(Arc::new(engine), vec![export("")], &options);
+    let network = Proxy::new(&address, NetworkFaults::default(), 5);
+    let client = Client::connect(&network.address, "", &ClientOptions::default()).unwrap();
+    // It has changed nothing yet, so it has no slots.
+    let ino = client.lookup(SYSTEM, ROOT_INO, b"file").unwrap().ino;
+    let file = client.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
+    network.silence(true);
+    let pool = Pool::new(1 << 20).unwrap();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    for _ in 0..10 {
+        let (buffer, sender) = (pool.take(8).unwrap(), sender.clone());
+        let done = move |_, written: Result<ferrite_vfs::Written, FsError>| drop(sender.send(written.map(drop)));
+        file.submit_write(SYSTEM, Position::End.into(), buffer, Box::new(done));
+    }
+    is_found_gone(&client);
+    network.silence(false);
+    for _ in 0..10 {
+        assert_eq!(receiver.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
+    }
+    assert_eq!(client.getattr(SYSTEM, ino).unwrap().size, 80);
+}
+
 #[test]
 fn a_timeout_is_reported_in_time_and_a_close_at_once() {
     let path = make_pool(16 << 20, 1000);

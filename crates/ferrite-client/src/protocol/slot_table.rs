@@ -7,11 +7,11 @@
 
 use std::time::{Duration, Instant};
 
-use ferrite_vfs::DedupToken;
+use ferrite_vfs::{DedupToken, Result};
 
 use super::call::Tokens;
 
-/// The client asks a server that had no slots to spare again after so long.
+/// The client asks a server that had no slots to spare, or refused the request, again after so long.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 
 /// The slots that the server has given.
@@ -36,6 +36,10 @@ pub(crate) struct SlotTable {
     kept: Kept,
     /// How long slots may lie unused before the client asks the server whether the session still has them.
     valid_for: Option<Duration>,
+    /// A request for slots is in flight whose reply no thread waits for.
+    is_asking: bool,
+    /// When such a request was refused.
+    refused: Option<Instant>,
 }
 
 impl Tokens for SlotTable {
@@ -52,6 +56,7 @@ impl Tokens for SlotTable {
 impl SlotTable {
     /// Forgets all slots: a session begins, and has none yet.
     pub(crate) fn begin(&mut self, session: u64) {
+        self.refused = None;
         self.kept = Kept {
             session,
             ..Kept::default()
@@ -74,11 +79,31 @@ impl SlotTable {
     /// Whether to ask the server for slots: the client has not asked yet, or got none then, or they may have been
     /// revoked.
     pub(crate) fn are_wanted(&self, now: Instant) -> bool {
+        let is_late = |since| now.saturating_duration_since(since) >= ASK_AGAIN;
+        if self.refused.is_some_and(|refused| !is_late(refused)) {
+            return false;
+        }
         match (&self.kept.all, self.kept.requested) {
-            (Some(all), Some(requested)) if all.is_empty() => now.saturating_duration_since(requested) >= ASK_AGAIN,
+            (Some(all), Some(requested)) if all.is_empty() => is_late(requested),
             (Some(_), Some(_)) => self.are_doubtful(now),
             _ => true,
         }
+    }
+
+    /// Begins to ask the server for slots, in a request whose reply no thread waits for. False if none are wanted, or
+    /// such a request is in flight, on whatever connection: it is repeated until it is answered.
+    pub(crate) fn begin_asking(&mut self, now: Instant) -> bool {
+        let begins = !self.is_asking && self.are_wanted(now);
+        self.is_asking |= begins;
+        begins
+    }
+
+    /// The request that [`Self::begin_asking`] began, in this session, has ended. If another session has begun
+    /// meanwhile, the client has to ask again. True if its slots are not those that it had.
+    pub(crate) fn asked(&mut self, session: u64, given: Result<(u64, Vec<u32>)>, now: Instant) -> bool {
+        self.is_asking = false;
+        self.refused = given.is_err().then_some(now);
+        given.is_ok_and(|(number, slots)| self.fill(session, number, slots, now))
     }
 
     /// Sets the slots of the session. True if they are not those that it had.

@@ -134,16 +134,18 @@ impl Shared {
     fn pump(&self, mut from: &TcpStream, mut to: &TcpStream, mut random: Rng) -> std::io::Result<()> {
         let mut buf = vec![0; 64 << 10];
         while !self.is_over.load(Ordering::Acquire) {
-            let count = match from.read(&mut buf) {
-                Ok(0) => return Ok(()),
-                Ok(count) => count,
+            let read = match from.read(&mut buf) {
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => continue,
-                Err(error) => return Err(error),
+                read => read,
             };
+            // An end that closes its connection is not heard either.
             while self.is_silent.load(Ordering::Acquire) && !self.is_over.load(Ordering::Acquire) {
                 std::thread::sleep(TICK);
             }
-            let piece = &buf[..count];
+            let piece = match read? {
+                0 => return Ok(()),
+                count => &buf[..count],
+            };
             let network_faults = *self.network_faults.lock().unwrap();
             let mut meets = |share: u64| random.below(1000) < share;
             let (is_cut, is_late, crumbles) = (
@@ -156,7 +158,7 @@ impl Shared {
             }
             if is_cut {
                 self.cuts.fetch_add(1, Ordering::Relaxed);
-                return to.write_all(&piece[..random.below(count as u64 + 1) as usize]);
+                return to.write_all(&piece[..random.below(piece.len() as u64 + 1) as usize]);
             }
             if crumbles {
                 let (crumbs, rest) = piece.split_at(piece.len().min(100));

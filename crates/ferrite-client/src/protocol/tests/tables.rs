@@ -210,6 +210,37 @@ fn slots_that_lay_unused_are_asked_for_before_they_are_used() {
     );
 }
 
+/// No thread waits for the reply, so requests in between must not ask again, nor must a refusal be asked about at once.
+#[test]
+fn slots_are_asked_for_once_at_a_time_for_requests_that_no_thread_waits_for() {
+    let mut now = Instant::now();
+    let mut slots = SlotTable::default();
+    slots.begin(1);
+    assert!(slots.begin_asking(now) && !slots.begin_asking(now));
+    assert!(slots.are_wanted(now), "a thread that waits asks for itself");
+    // The session ends meanwhile, and the request is repeated in the next.
+    slots.begin(2);
+    assert!(!slots.begin_asking(now));
+    assert!(!slots.asked(1, Ok((1, vec![7])), now));
+    assert!(!slots.has_any() && slots.begin_asking(now), "it asks again");
+    assert!(slots.asked(2, Ok((2, vec![8])), now));
+    assert_eq!(slots.try_take(now).unwrap().slot, 8);
+    assert!(!slots.begin_asking(now));
+    slots.begin(3);
+    assert!(slots.begin_asking(now));
+    assert!(!slots.asked(3, Err(FsError::Disconnected), now));
+    assert!(
+        !slots.are_wanted(now) && !slots.begin_asking(now),
+        "it was refused a moment ago"
+    );
+    now += Duration::from_secs(5);
+    assert!(slots.begin_asking(now) && slots.asked(3, Ok((3, vec![9])), now));
+    slots.begin(4);
+    assert!(slots.begin_asking(now) && !slots.asked(4, Err(FsError::Disconnected), now));
+    slots.begin(5);
+    assert!(slots.begin_asking(now), "another session refused it");
+}
+
 #[test]
 fn the_shorter_limit_counts() {
     let now = Instant::now();
