@@ -332,7 +332,8 @@ impl<C: Clone + PartialEq> Protocol<C> {
         self.session.map_or(0, |session| session.resume_token.session)
     }
 
-    fn lease(&self) -> Lease {
+    /// The lease of the session.
+    pub(crate) fn lease(&self) -> Lease {
         self.session.map(|session| session.lease).unwrap_or_default()
     }
 

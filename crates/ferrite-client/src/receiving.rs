@@ -15,6 +15,7 @@ use ferrite_vfs::Result;
 use super::deadline::Deadline;
 use super::link::Link;
 use super::message::{Reply, State, Waiter};
+use super::protocol::Health;
 use super::requests::Completion;
 use super::up::Up;
 use ferrite_proto::RECALL_ID;
@@ -93,7 +94,11 @@ impl Link {
                 Ok(None) => match mine {
                     Some(_) => {
                         limit.check()?;
-                        continue;
+                        let lease = self.protocol.lock().lease();
+                        match self.check_health(up, lease) {
+                            Health::Heard | Health::Silent => continue,
+                            Health::Gone => return Ok(None),
+                        }
                     }
                     None => return Ok(None),
                 },

@@ -23,6 +23,8 @@ pub(super) struct Up {
     since: Instant,
     /// When something was last received, in nanoseconds after `since`.
     heard_ns: AtomicU64,
+    /// When it was last pinged, likewise.
+    pinged_ns: AtomicU64,
 }
 
 impl PartialEq for Up {
@@ -42,6 +44,7 @@ impl Up {
             is_broken: AtomicBool::new(false),
             since: Instant::now(),
             heard_ns: AtomicU64::new(0),
+            pinged_ns: AtomicU64::new(0),
         }
     }
 
@@ -55,6 +58,17 @@ impl Up {
     pub(super) fn silence(&self) -> Duration {
         let heard = Duration::from_nanos(self.heard_ns.load(Ordering::Relaxed));
         self.since.elapsed().saturating_sub(heard)
+    }
+
+    /// Whether a ping was sent within the last `tick`. If not, the caller sends one.
+    pub(super) fn is_pinged(&self, tick: Duration) -> bool {
+        let now_ns = self.since.elapsed().as_nanos() as u64;
+        let pinged_ns = self.pinged_ns.load(Ordering::Relaxed);
+        if pinged_ns > 0 && u128::from(now_ns - pinged_ns.min(now_ns)) < tick.as_nanos() {
+            return true;
+        }
+        self.pinged_ns.store(now_ns, Ordering::Relaxed);
+        false
     }
 
     /// Whether it broke: its replies do not come any more.

@@ -1,7 +1,8 @@
 //! The watcher: a background thread that looks after the connection when no other thread does.
 //!
 //! It connects when every caller that waits may give up, receives when only locks and completions are waited for, sends
-//! pings, and finds a server that is gone.
+//! pings, and finds a server that is gone. The last two are also done by threads that wait for replies, as it may do
+//! itself in a completion.
 //!
 //! Contents: the part of [`Link`] that starts it, and its turns.
 
@@ -12,7 +13,8 @@ use std::time::Instant;
 use super::deadline::Deadline;
 use super::link::Link;
 use super::message::encode;
-use super::protocol::{Health, Turn};
+use super::protocol::{Health, Lease, Turn};
+use super::up::Up;
 use ferrite_proto::ImmediateRequest;
 
 impl Link {
@@ -29,6 +31,26 @@ impl Link {
         })?;
         *self.watcher.thread.lock() = Some(watcher);
         Ok(())
+    }
+
+    /// Pings a silent server, and drops the connection if the server is gone. The watcher does so, and any thread that
+    /// waits for a reply in vain: the watcher calls completions, and these may wait for replies.
+    pub(super) fn check_health(&self, up: &Arc<Up>, lease: Lease) -> Health {
+        let health = lease.health(up.silence());
+        let is_usable = match health {
+            Health::Heard => true,
+            Health::Silent if up.is_pinged(lease.tick()) => true,
+            Health::Silent => {
+                let ping = encode(&self.requests.ping(), &ImmediateRequest::Ping {});
+                up.connection.send(&ping, &[]).is_ok()
+            }
+            Health::Gone => false,
+        };
+        if is_usable {
+            return health;
+        }
+        self.lost(up);
+        Health::Gone
     }
 
     /// One turn. False when the client is closed.
@@ -50,22 +72,11 @@ impl Link {
             }
             Turn::Watch(up, lease) => (up, lease),
         };
-        let health = lease.health(up.silence());
-        let is_silent = match health {
-            Health::Gone => {
-                self.lost(&up);
-                return true;
-            }
+        let is_silent = match self.check_health(&up, lease) {
+            Health::Gone => return true,
             Health::Silent => true,
             Health::Heard => false,
         };
-        if is_silent {
-            let ping = encode(&self.requests.ping(), &ImmediateRequest::Ping {});
-            if up.connection.send(&ping, &[]).is_err() {
-                self.lost(&up);
-                return true;
-            }
-        }
         if waits || is_silent {
             if let Some(mut receiver) = up.receiver.try_lock_for(lease.tick()) {
                 // It returns when nothing has come for a while, and then other threads have their turn.

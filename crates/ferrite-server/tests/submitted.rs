@@ -228,6 +228,32 @@ fn a_server_that_hangs_when_slots_are_asked_for_is_found_gone() {
     assert_eq!(client.getattr(SYSTEM, ino).unwrap().size, 80);
 }
 
+/// The same while a completion, which the client's own thread calls, waits for a reply.
+#[test]
+fn a_server_that_hangs_when_a_completion_calls_is_found_gone() {
+    let path = make_pool(16 << 20, 1000);
+    let options = ServerOptions::default().lease(Duration::from_secs(1));
+    let (_server, address) = serve(Arc::new(mount(&path)), vec![export("")], &options);
+    let network = Arc::new(Proxy::new(&address, NetworkFaults::default(), 5));
+    let client = Arc::new(Client::connect(&network.address, "", &ClientOptions::default()).unwrap());
+    let file = new_file(&client);
+    let pool = Pool::new(1 << 20).unwrap();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let done = {
+        let (network, client) = (Arc::clone(&network), Arc::clone(&client));
+        move |_, written: Result<ferrite_vfs::Written, FsError>| {
+            network.silence(true);
+            sender.send(written.map(drop)).unwrap();
+            sender.send(client.getattr(SYSTEM, ROOT_INO).map(drop)).unwrap();
+        }
+    };
+    file.submit_write(SYSTEM, Position::End.into(), pool.take(8).unwrap(), Box::new(done));
+    assert_eq!(receiver.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
+    is_found_gone(&client);
+    network.silence(false);
+    assert_eq!(receiver.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
+}
+
 #[test]
 fn a_timeout_is_reported_in_time_and_a_close_at_once() {
     let path = make_pool(16 << 20, 1000);
