@@ -80,12 +80,16 @@ impl Inner {
         let store = &session.export.store;
         let ready = store.leases.end(&*session.recipient);
         ready.into_iter().for_each(|work| self.go_on(work));
-        // Before the connection is closed: the client takes that for the reply, and the server may be stopped then.
+        // Before the connection is closed: the client takes that for the reply. Its session is over then, and the
+        // server may be stopped.
+        if !self.take_off(session) {
+            return;
+        }
         let pending = PendingClose::begin(&self.session_ends);
         let may_work = store.limits.may_block && !self.has_keys(session);
         let (inner, ended) = (Arc::clone(self), Arc::clone(session));
         let end = move || {
-            inner.end(&ended);
+            inner.let_go(&ended);
             drop(pending);
         };
         match may_work {

@@ -111,18 +111,13 @@ impl Inner {
         }
     }
 
-    /// Ends a session.
-    pub(super) fn end(&self, session: &Arc<Session>) {
-        let store = &session.export.store;
-        // Before it ends: no connection may resume it meanwhile.
-        let was_there = {
-            let mut sessions = self.sessions.lock();
-            session.leave_counts();
-            sessions.remove(&(store.number, session.resume_token.session))
-        };
-        if was_there.is_some() {
-            self.let_go(session);
-        }
+    /// Takes a session that is about to end off the list, so that no connection resumes it meanwhile. False if it was
+    /// not there: another thread ends it.
+    pub(super) fn take_off(&self, session: &Session) -> bool {
+        let mut sessions = self.sessions.lock();
+        session.leave_counts();
+        let key = (session.export.store.number, session.resume_token.session);
+        sessions.remove(&key).is_some()
     }
 
     /// Ends a session that is no longer in the list.

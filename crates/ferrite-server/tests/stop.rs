@@ -91,6 +91,7 @@ fn sessions_whose_clients_have_left_end_before_the_server_stops() {
     }
     // It waits for the first to end.
     assert!(two.ask(&ImmediateRequest::Goodbye {}).is_none());
+    assert_eq!(server.sessions(), 0, "nor do they count any more");
     let next = std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(300));
