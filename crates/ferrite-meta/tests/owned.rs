@@ -148,9 +148,12 @@ fn the_lease_is_prolonged_as_long_as_the_store_lives() {
     panic!("it did not notice that another server has taken the shard");
 }
 
+/// How many requests of each kind were made.
+type Counts = Arc<Mutex<BTreeMap<&'static str, u64>>>;
+
 /// A remote that counts requests.
-fn counted(database: &Arc<MemoryRemote>) -> (FaultyRemote<Arc<MemoryRemote>>, Arc<Mutex<BTreeMap<&'static str, u64>>>) {
-    let counts = Arc::new(Mutex::new(BTreeMap::new()));
+fn counted(database: &Arc<MemoryRemote>) -> (FaultyRemote<Arc<MemoryRemote>>, Counts) {
+    let counts = Counts::default();
     let seen = Arc::clone(&counts);
     let plan = Box::new(move |call| {
         let name = match call {
