@@ -91,6 +91,10 @@ pub trait MetaStore: Send + Sync {
         Ok(())
     }
 
+    /// Gives up a store that another server may have: the caller has stored everything, and makes no more calls. Has no
+    /// effect the second time.
+    fn give_up(&self) {}
+
     /// Whether an answer that was made of what the store has said may be given. A store that another server can take
     /// over is asked last, after everything was read; others always say yes.
     ///

@@ -406,6 +406,7 @@ impl Core {
         self.is_closed.store(true, Ordering::Release);
         let closed = self.content.close();
         self.meta.sync()?;
+        self.meta.give_up();
         Ok(closed?)
     }
 

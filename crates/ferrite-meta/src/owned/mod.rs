@@ -139,8 +139,9 @@ struct Shared<R> {
 }
 
 impl<R: Remote> Shared<R> {
-    /// Prolongs the lease once.
+    /// Prolongs the lease once, unless it was given up.
     fn renew(&self) -> Result<()> {
+        self.check_alive()?;
         let sent = self.lease.now();
         match self.remote.renew(&self.tenure, self.lease.ttl()) {
             Ok(()) => {
@@ -396,6 +397,19 @@ impl<R: Remote> MetaStore for Owned<R> {
         self.shared.check_alive()
     }
 
+    fn give_up(&self) {
+        let mut dead = self.shared.dead.lock();
+        if dead.is_some() {
+            return;
+        }
+        // It answers nothing any more before another server may, even if a renewal is under way.
+        *dead = Some(Error::Expired("the volume was given up".into()));
+        drop(dead);
+        self.shared.lease.end();
+        // If the database does not hear it, the tenure ends without it.
+        let _ = self.shared.remote.renew(&self.shared.tenure, Duration::ZERO);
+    }
+
     fn may_answer(&self) -> Result<()> {
         Owned::may_answer(self)
     }
@@ -417,13 +431,8 @@ impl<R: Remote> MetaStore for Owned<R> {
 }
 
 impl<R: Remote> Drop for Owned<R> {
-    /// Gives the shard up, so that the next server need not wait.
     fn drop(&mut self) {
         drop(self.renewer.take());
-        self.shared.lease.end();
-        if self.shared.check_alive().is_ok() {
-            // If the database does not hear it, the tenure ends without it.
-            let _ = self.shared.remote.renew(&self.shared.tenure, Duration::ZERO);
-        }
+        MetaStore::give_up(self);
     }
 }

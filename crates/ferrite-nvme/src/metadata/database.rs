@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferrite_meta::{MetaStore, Owned, OwnedOptions, Owner, PostgresOptions, PostgresRemote, Remote};
 use ferrite_vfs::volume::VolumeErrorKind;
@@ -15,6 +15,9 @@ use crate::refusal::{Result, invalid, medium, refuse};
 
 /// A volume has one shard.
 const SHARD: u64 = 1;
+/// How long an owner that has ended its work may take to give the volume up.
+const GIVEN_UP_WITHIN: Duration = Duration::from_secs(2);
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Longest password, with its end of line.
 const PASSWORD_BYTES_MAX: usize = 4096;
 
@@ -84,15 +87,20 @@ pub(super) fn create(config: &Config, force: bool) -> Result<()> {
     }
 }
 
-/// Takes the volume.
+/// Takes the volume. Waits a little for an owner that is about to give it up.
 pub(super) fn open(config: &Config) -> Result<Box<dyn MetaStore>> {
-    let mut options = OwnedOptions::default();
-    options.cache_bytes = usize::try_from(config.metadata.cache).unwrap_or(usize::MAX);
-    if let Some(lease_s) = config.metadata.lease_s {
-        options.ttl = Duration::from_secs(lease_s);
+    let owner = owner();
+    let until = Instant::now() + GIVEN_UP_WITHIN;
+    loop {
+        let mut options = OwnedOptions::default();
+        options.cache_bytes = usize::try_from(config.metadata.cache).unwrap_or(usize::MAX);
+        if let Some(lease_s) = config.metadata.lease_s {
+            options.ttl = Duration::from_secs(lease_s);
+        }
+        match Owned::open(remote(config)?, SHARD, &owner, options) {
+            Ok(owned) => return Ok(Box::new(owned)),
+            Err(ferrite_meta::Error::Owned { .. }) if Instant::now() < until => std::thread::sleep(LOOK_EVERY),
+            Err(error) => return Err(of_meta(&config.metadata_place(), &error)),
+        }
     }
-    let owned = Owned::open(remote(config)?, SHARD, &owner(), options);
-    Ok(Box::new(
-        owned.map_err(|error| of_meta(&config.metadata_place(), &error))?,
-    ))
 }

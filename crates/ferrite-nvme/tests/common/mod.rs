@@ -84,6 +84,10 @@ impl MetaStore for Shared {
         self.0.statistics()
     }
 
+    fn give_up(&self) {
+        self.0.give_up();
+    }
+
     fn may_answer(&self) -> ferrite_meta::Result<()> {
         self.0.may_answer()
     }

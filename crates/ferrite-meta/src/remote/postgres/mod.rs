@@ -178,10 +178,7 @@ impl PostgresRemote {
         );
         session.batch(&create).map_err(|failure| match failure {
             // A schema of this name exists.
-            Failure::Refused(text) if text.contains("42P06") => Error::Invalid(format!(
-                "{}: there is such a volume; name another, or remove it",
-                self.place
-            )),
+            Failure::Refused(text) if text.contains("42P06") => Error::Exists(self.place.clone()),
             failure => self.error(failure),
         })
     }
