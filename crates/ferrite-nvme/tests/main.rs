@@ -9,6 +9,8 @@ mod faults;
 mod lookups;
 #[cfg(feature = "rocksdb")]
 mod meta_on_blobs;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod rare;
 #[cfg(feature = "rocksdb")]
 mod settings;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferrite_blob::device::Memory as MemoryDevice;
 use ferrite_blob::{BlobStore, FormatOptions};
-use ferrite_meta::{MemoryRemote, MemoryStore, MetaStore, Owned, OwnedOptions, Owner, Transaction};
+use ferrite_meta::{MemoryRemote, MemoryStore, MetaStore, Owned, OwnedOptions, Owner, Remote, Transaction};
 use ferrite_nvme::{NvmeFs, Options};
 use ferrite_testkit::TestEngine;
 use ferrite_vfs::FileSystem;
@@ -107,7 +107,7 @@ pub(crate) fn shared(store: impl MetaStore + 'static) -> Shared {
 
 /// Where metadata is, in a way that lasts while the pool is closed.
 enum Lasting {
-    Database(Arc<MemoryRemote>),
+    Database(Arc<dyn Remote>),
     #[cfg(feature = "rocksdb")]
     Directory(tempfile::TempDir),
     #[cfg(feature = "rocksdb")]
@@ -117,7 +117,7 @@ enum Lasting {
 /// Small enough for most reads to ask the database, in pools of some hundred files.
 const DATABASE_CACHE_BYTES: usize = 16 << 10;
 
-fn owned(database: &Arc<MemoryRemote>) -> Shared {
+fn owned(database: &Arc<dyn Remote>) -> Shared {
     let owner = Owner {
         name: "test".into(),
         address: String::new(),
@@ -170,6 +170,12 @@ impl Memory {
         Memory::at(Backend::Memory, stores, clusters, hash_bits)
     }
 
+    /// A pool with its metadata in shard 1 of a database, which has one and nothing in it.
+    pub(crate) fn on_database(database: Arc<dyn Remote>, stores: usize, clusters: u64, hash_bits: u32) -> Memory {
+        let lasting = Some(Lasting::Database(database));
+        Memory::made(Backend::Database, lasting, stores, clusters, hash_bits)
+    }
+
     pub(crate) fn at(backend: Backend, stores: usize, clusters: u64, hash_bits: u32) -> Memory {
         let lasting = match backend {
             Backend::Memory => None,
@@ -193,6 +199,10 @@ impl Memory {
                 Some(Lasting::Blobs(Arc::new(device)))
             }
         };
+        Memory::made(backend, lasting, stores, clusters, hash_bits)
+    }
+
+    fn made(backend: Backend, lasting: Option<Lasting>, stores: usize, clusters: u64, hash_bits: u32) -> Memory {
         let meta = match &lasting {
             None => shared(MemoryStore::new()),
             Some(lasting) => lasting.open(true),
