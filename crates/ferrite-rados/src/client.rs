@@ -41,6 +41,16 @@ impl Default for Options {
     }
 }
 
+/// The space of a cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ClusterSpace {
+    /// All bytes.
+    pub bytes: u64,
+    /// Bytes that are free.
+    pub free_bytes: u64,
+}
+
 /// A connection to a cluster. Clones share it. It is closed when the last clone and the last [`Pool`] are dropped.
 #[derive(Clone)]
 pub struct Client {
@@ -147,7 +157,8 @@ impl Client {
         })?;
         let cluster = self.cluster.clone();
         let context = self.on_monitors(&place, move || cluster.pool(&c_name, &c_namespace))?;
-        Ok(Pool::new(context, name, namespace, self.options.object_timeout))
+        let timeouts = [self.options.object_timeout, self.options.monitor_timeout];
+        Ok(Pool::new(context, name, namespace, timeouts))
     }
 
     /// Fences another connection: after this returned, all operations fail that it sends to objects which this one has
@@ -179,6 +190,29 @@ impl Client {
             cluster.blocklist(address, seconds)?;
             cluster.wait_for_latest_map()
         })
+    }
+
+    /// Learns the newest version of the map. After this returned, an OSD that gets an operation from here knows all
+    /// entries of the blocklist that were made before. Blocks up to the timeout for monitors.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`], [`Error::Blocklisted`], [`Error::Refused`].
+    pub fn wait_for_latest_map(&self) -> Result<()> {
+        let cluster = self.cluster.clone();
+        self.on_monitors(&self.place, move || cluster.wait_for_latest_map())
+    }
+
+    /// The space of all OSDs, before replication, as the manager counted it some seconds ago. Without a manager all is
+    /// zero. Blocks up to the timeout for monitors.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`], [`Error::Blocklisted`], [`Error::Refused`].
+    pub fn space(&self) -> Result<ClusterSpace> {
+        let cluster = self.cluster.clone();
+        let (bytes, free_bytes) = self.on_monitors(&self.place, move || cluster.space())?;
+        Ok(ClusterSpace { bytes, free_bytes })
     }
 
     fn on_monitors<T: Send + 'static>(

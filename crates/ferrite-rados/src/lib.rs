@@ -47,10 +47,10 @@ mod pool;
 mod sys;
 
 #[cfg(feature = "librados")]
-pub use client::{Client, Instance, Options};
+pub use client::{Client, ClusterSpace, Instance, Options};
 #[cfg(feature = "librados")]
 pub use error::{Error, Place, Result};
 #[cfg(feature = "librados")]
 pub use op::{Compare, OPERATION_BYTES_MAX, ReadOp, WriteOp, XATTR_BYTES_MAX};
 #[cfg(feature = "librados")]
-pub use pool::{Cursor, Listed, Page, PendingRead, PendingWrite, Pool, ReadReply};
+pub use pool::{Cursor, Listed, Page, PendingRead, PendingWrite, Pool, ReadReply, Usage};

@@ -189,6 +189,7 @@ impl<'a> WriteOp<'a> {
 pub struct ReadOp<'a> {
     pub(crate) offset: Option<u64>,
     pub(crate) has_stat: bool,
+    pub(crate) comes_after_writes: bool,
     pub(crate) xattrs: Vec<&'a str>,
     pub(crate) compares: Vec<(Option<CString>, Compare, Bytes<'a>)>,
 }
@@ -208,6 +209,14 @@ impl<'a> ReadOp<'a> {
     /// Asks for the size and the time of the last change.
     pub fn stat(mut self) -> ReadOp<'a> {
         self.has_stat = true;
+        self
+    }
+
+    /// Waits for all writes to the object that were sent before, also those that timed out. Without it, a read may pass
+    /// a write that waits until the object has all its replicas again (`PrimaryLogPG::do_op`, "write_ordered"). With
+    /// it, reads of the same object take turns.
+    pub fn after_writes(mut self) -> ReadOp<'a> {
+        self.comes_after_writes = true;
         self
     }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use crate::bounded::bounded;
 use crate::error::{Error, Place, Result};
 use crate::name::checked_name;
 use crate::op::{ReadOp, WriteOp};
@@ -21,6 +22,19 @@ pub struct Pool {
     name: Arc<str>,
     namespace: Arc<str>,
     timeout: Duration,
+    monitor_timeout: Duration,
+}
+
+/// The content of all namespaces of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Usage {
+    /// Bytes of objects, not of their replicas.
+    pub bytes: u64,
+    /// Objects.
+    pub objects: u64,
+    /// Objects, each counted as often as it has replicas.
+    pub copies: u64,
 }
 
 /// A reply to a [`ReadOp`]: the parts that it asked for.
@@ -81,12 +95,14 @@ impl fmt::Debug for Cursor {
 }
 
 impl Pool {
-    pub(crate) fn new(context: Arc<Context>, name: &str, namespace: &str, timeout: Duration) -> Pool {
+    /// The timeouts are those for objects and for monitors.
+    pub(crate) fn new(context: Arc<Context>, name: &str, namespace: &str, timeouts: [Duration; 2]) -> Pool {
         Pool {
             context,
             name: name.into(),
             namespace: namespace.into(),
-            timeout,
+            timeout: timeouts[0],
+            monitor_timeout: timeouts[1],
         }
     }
 
@@ -183,6 +199,22 @@ impl Pool {
             objects,
             next: next.map(Cursor),
         })
+    }
+
+    /// Counts the content of the pool, as the manager did some seconds ago. Without a manager all is zero. Blocks up to
+    /// the timeout for monitors.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`], [`Error::Blocklisted`], [`Error::Refused`].
+    pub fn usage(&self) -> Result<Usage> {
+        let (context, limit) = (self.context.clone(), self.monitor_timeout);
+        let place = || Place::Pool(self.name.to_string());
+        match bounded(limit, move || context.usage()) {
+            Some(Ok((bytes, objects, copies))) => Ok(Usage { bytes, objects, copies }),
+            Some(Err(returned)) => Err(Error::from_return(place(), returned, limit)),
+            None => Err(Error::TimedOut { place: place(), limit }),
+        }
     }
 
     fn check(&self, object: &str, checked: std::result::Result<(), String>) -> Result<CString> {

@@ -465,6 +465,63 @@ fn one_replica_serves_while_the_other_is_dead() {
 }
 
 #[test]
+fn reads_that_come_after_writes_see_them() {
+    let Some((pool, _guard)) = shared("after writes") else {
+        return;
+    };
+    for n in 0..20u8 {
+        let write = pool.submit_write("a", &WriteOp::new().write_full(&[n])).unwrap();
+        let read = pool
+            .submit_read("a", &ReadOp::new().after_writes().read(0), vec![0xee])
+            .unwrap();
+        write.wait().unwrap();
+        let (buffer, reply) = read.wait();
+        assert_eq!((reply.unwrap().len, buffer), (1, vec![n]));
+    }
+}
+
+#[test]
+fn a_manager_counts_space() {
+    if let Some((pool, _guard)) = shared("no manager") {
+        let client = connect(ceph().unwrap(), 60);
+        client.wait_for_latest_map().unwrap();
+        assert_eq!(client.space().unwrap().bytes, 0, "nobody counts");
+        assert_eq!(pool.usage().unwrap().copies, 0);
+    }
+    let options = CephOptions {
+        has_manager: true,
+        ..CephOptions::default()
+    };
+    let Some(ceph) = or_skip(Ceph::start(&options)) else {
+        return;
+    };
+    let client = connect(&ceph, 60);
+    let pool = client.pool_in(ceph.pool(), "counted").unwrap();
+    for n in 0..10 {
+        let op = WriteOp::new().write_full(&[1; 50_000]);
+        pool.write(&n.to_string(), &op).unwrap();
+    }
+    let began = Instant::now();
+    loop {
+        let (space, usage) = (client.space().unwrap(), pool.usage().unwrap());
+        if space.bytes > 0 && usage.objects == 10 {
+            assert!(
+                (1 << 29..=2 << 30).contains(&space.bytes) && space.free_bytes < space.bytes,
+                "{space:?}"
+            );
+            // Whole blocks of the OSD.
+            assert!(
+                (500_000..700_000).contains(&usage.bytes) && usage.copies == 10,
+                "{usage:?}"
+            );
+            return;
+        }
+        assert!(began.elapsed() < Duration::from_secs(120), "{space:?}, {usage:?}");
+        thread::sleep(Duration::from_millis(200));
+    }
+}
+
+#[test]
 fn nothing_waits_for_ever_without_osds() {
     let Some((ceph, _guard)) = alone() else { return };
     let [pool, patient] = [1, 60].map(|timeout_s| connect(ceph, timeout_s).pool_in(ceph.pool(), "outage").unwrap());

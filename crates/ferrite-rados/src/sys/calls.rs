@@ -14,6 +14,27 @@ pub(super) struct ListItem {
     pub(super) locator: *mut c_char,
 }
 
+#[repr(C)]
+#[derive(Default)]
+pub(super) struct ClusterStat {
+    pub(super) kb: u64,
+    pub(super) kb_used: u64,
+    pub(super) kb_avail: u64,
+    pub(super) num_objects: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+pub(super) struct PoolStat {
+    pub(super) num_bytes: u64,
+    pub(super) num_kb: u64,
+    pub(super) num_objects: u64,
+    pub(super) num_object_clones: u64,
+    pub(super) num_object_copies: u64,
+    /// Of objects that lack replicas, of operations, and of compression: eleven numbers.
+    pub(super) others: [u64; 11],
+}
+
 pub(super) type Handle = *mut c_void;
 
 unsafe extern "C" {
@@ -31,10 +52,12 @@ unsafe extern "C" {
     pub(super) fn rados_getaddrs(cluster: Handle, addresses: *mut *mut c_char) -> c_int;
     pub(super) fn rados_blocklist_add(cluster: Handle, address: *mut c_char, expire_seconds: u32) -> c_int;
     pub(super) fn rados_wait_for_latest_osdmap(cluster: Handle) -> c_int;
+    pub(super) fn rados_cluster_stat(cluster: Handle, result: *mut ClusterStat) -> c_int;
     pub(super) fn rados_buffer_free(buffer: *mut c_char);
 
     pub(super) fn rados_ioctx_create(cluster: Handle, pool: *const c_char, context: *mut Handle) -> c_int;
     pub(super) fn rados_ioctx_set_namespace(context: Handle, namespace: *const c_char);
+    pub(super) fn rados_ioctx_pool_stat(context: Handle, result: *mut PoolStat) -> c_int;
     pub(super) fn rados_ioctx_destroy(context: Handle);
 
     pub(super) fn rados_create_write_op() -> Handle;

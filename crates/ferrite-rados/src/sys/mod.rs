@@ -24,6 +24,8 @@ pub(crate) use list::{Cursor, list};
 
 /// Without it, a write to a full pool would wait until there is space.
 const OPERATION_FULL_TRY: c_int = 64;
+/// A read waits as a write does.
+const OPERATION_ORDER_READS_WRITES: c_int = 4;
 const CREATE_EXCLUSIVE: c_int = 1;
 const CREATE_IDEMPOTENT: c_int = 0;
 const EINVAL: c_int = 22;
@@ -112,6 +114,14 @@ impl Cluster {
         ok(unsafe { rados_wait_for_latest_osdmap(self.raw()) }).map(drop)
     }
 
+    /// All bytes and free bytes of the OSDs. Ends after the timeout of calls of the monitors.
+    pub(crate) fn space(&self) -> Result<(u64, u64), c_int> {
+        let mut stat = ClusterStat::default();
+        // SAFETY: the handle is valid and connected; librados fills the struct, which is its `rados_cluster_stat_t`.
+        ok(unsafe { rados_cluster_stat(self.raw(), &mut stat) })?;
+        Ok((stat.kb.saturating_mul(1024), stat.kb_avail.saturating_mul(1024)))
+    }
+
     /// A pool in a namespace. May wait for ever if the monitors are away.
     pub(crate) fn pool(self: &Arc<Cluster>, name: &CStr, namespace: &CStr) -> Result<Arc<Context>, c_int> {
         let mut raw = null_mut();
@@ -149,6 +159,14 @@ unsafe impl Sync for Context {}
 impl Context {
     fn raw(&self) -> Handle {
         self.raw.as_ptr()
+    }
+
+    /// Bytes, objects, and copies of objects. Ends after the timeout of calls of the monitors.
+    pub(crate) fn usage(&self) -> Result<(u64, u64, u64), c_int> {
+        let mut stat = PoolStat::default();
+        // SAFETY: the handle is valid; librados fills the struct, which is its `rados_pool_stat_t`.
+        ok(unsafe { rados_ioctx_pool_stat(self.raw(), &mut stat) })?;
+        Ok((stat.num_bytes, stat.num_objects, stat.num_object_copies))
     }
 }
 
@@ -268,7 +286,7 @@ pub(crate) fn read(context: &Context, object: &CStr, op: &ReadOp<'_>, buffer: &m
     let raw = RawRead::build(op, buffer.as_mut_ptr(), buffer.len())?;
     // SAFETY: the handles are valid. librados writes to the buffer and to the slots of `raw`, which both outlive this
     // call, and to neither after it returns: it drops its references when an operation completes or times out.
-    let done = unsafe { rados_read_op_operate(raw.op.as_ptr(), context.raw(), object.as_ptr(), 0) };
+    let done = unsafe { rados_read_op_operate(raw.op.as_ptr(), context.raw(), object.as_ptr(), flags(op)) };
     ok(done)?;
     // SAFETY: the operation has completed.
     unsafe { raw.reply(buffer.len()) }
@@ -283,15 +301,22 @@ pub(crate) fn submit_read(
 ) -> Result<Pending, c_int> {
     // The bytes of a vector stay where they are when it moves; nobody touches them before the operation completed.
     let raw = RawRead::build(op, buffer.as_mut_ptr(), buffer.len())?;
-    let op = raw.op.as_ptr();
+    let (op, flags) = (raw.op.as_ptr(), flags(op));
     let mut pending = Pending::new(context, Some((raw, buffer)))?;
     // SAFETY: the handles are valid. `pending` owns all that librados writes to, and frees it only after the operation
     // has completed.
     let submitted =
-        unsafe { rados_aio_read_op_operate(op, context.raw(), pending.completion.as_ptr(), object.as_ptr(), 0) };
+        unsafe { rados_aio_read_op_operate(op, context.raw(), pending.completion.as_ptr(), object.as_ptr(), flags) };
     ok(submitted)?;
     pending.is_submitted = true;
     Ok(pending)
+}
+
+fn flags(op: &ReadOp<'_>) -> c_int {
+    match op.comes_after_writes {
+        true => OPERATION_ORDER_READS_WRITES,
+        false => 0,
+    }
 }
 
 /// Where librados puts the parts of a reply.
