@@ -55,6 +55,7 @@ SHORT = {
     "crash": ["not", "long_random_workloads", "nodes_of_trees", "space_of_merges"],
     "loops": ["long_loops_on_64_mib"],
     "suites": ["posix_rules", "random_operations"],
+    "rados": ["not", "posix_rules", "osds"],
     "crash_kill": None,
     "loops_mount": None,
     "ageing": None,

@@ -1,8 +1,8 @@
 //! Where the content of files lives: the traits between the engine and its content stores.
 //!
 //! Contents: [`ContentStore`], a pool's content as a whole; [`Blob`], the content of one file; the ids of blobs
-//! (`place`); errors (`error`); the two stores, `local` (blob stores on devices) and `memory` (objects in memory, as a
-//! remote store would have them).
+//! (`place`); errors (`error`); the stores, `local` (blob stores on devices), `rados` (objects in a Ceph cluster, with
+//! the cargo feature `rados`) and `memory` (objects in memory, as a remote store would have them).
 //!
 //! The engine keeps in the metadata store all it knows about blobs: which node has which (`N`), which belong to none
 //! (`X`), whose tail may be ahead of its node (`D`). A content store allocates, reads and writes; it keeps no record of
@@ -33,6 +33,8 @@ mod error;
 pub(crate) mod local;
 mod memory;
 mod place;
+#[cfg(feature = "rados")]
+mod rados;
 
 use std::fmt;
 use std::ops::Range;
@@ -46,6 +48,8 @@ pub use ferrite_blob::DataDamage;
 pub use local::LocalContent;
 pub use memory::{Effect, Kind, MemoryContent, MemoryServer, Operation};
 pub use place::{BlobName, Guard, Place, UniqueId, UniqueIds};
+#[cfg(feature = "rados")]
+pub use rados::{RadosContent, RadosOptions};
 
 /// The guarantees of a content store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
