@@ -9,6 +9,7 @@ mod faults;
 mod lookups;
 #[cfg(feature = "rocksdb")]
 mod meta_on_blobs;
+mod ownership;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod rare;

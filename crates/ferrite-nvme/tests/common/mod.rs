@@ -102,7 +102,11 @@ impl MetaStore for Shared {
 }
 
 pub(crate) fn shared(store: impl MetaStore + 'static) -> Shared {
-    Shared(Arc::new(store), Arc::default())
+    shared_with(Arc::new(store))
+}
+
+pub(crate) fn shared_with(store: Arc<dyn MetaStore>) -> Shared {
+    Shared(store, Arc::default())
 }
 
 /// Where metadata is, in a way that lasts while the pool is closed.
