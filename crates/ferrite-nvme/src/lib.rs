@@ -36,6 +36,8 @@ mod data;
 #[cfg(feature = "rocksdb")]
 mod description;
 mod detached;
+#[cfg(feature = "rocksdb")]
+mod device;
 mod format;
 mod freeze_barrier;
 mod fs;

@@ -15,7 +15,7 @@ use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
 
 use crate::backend::MetaBlobs;
 use crate::config::Config;
-use crate::pool::{as_data, device, of_store};
+use crate::device::{as_data, device, of_store};
 use crate::refusal::{Result, invalid, medium, refuse};
 
 /// Which store of its pool one for metadata is.

@@ -11,13 +11,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use ferrite_blob::device::uring::{self, Reactor, Uring, Waiting};
+use ferrite_blob::device::uring::{Reactor, Uring};
 use ferrite_blob::{BlobStore, FormatOptions, Identity};
 use ferrite_vfs::FsError;
 use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
 
 use crate::config::{Config, Data};
 use crate::description::{self, Description, Draft, Share};
+use crate::device::{as_data, device, of_store, random, reactor};
 use crate::fs::NvmeFs;
 use crate::metadata::{self, METADATA_INDEX, Opening};
 use crate::open::{self, Options};
@@ -47,20 +48,6 @@ pub(crate) struct Parts {
     _description: Description,
 }
 
-/// An error of a store, whose text names its device.
-pub(crate) fn of_store(error: ferrite_blob::Error) -> VolumeError {
-    let kind = match &error {
-        ferrite_blob::Error::InUse { by, .. } => VolumeErrorKind::InUse {
-            by: by.clone(),
-            process: None,
-        },
-        ferrite_blob::Error::Refused(_) => VolumeErrorKind::Foreign,
-        ferrite_blob::Error::Damaged(_) => VolumeErrorKind::Damaged,
-        _ => VolumeErrorKind::Medium,
-    };
-    refuse(kind, error.to_string()).with_name_in_text()
-}
-
 pub(crate) fn of_fs(place: &str, error: &FsError) -> VolumeError {
     let (kind, text) = match error {
         FsError::NotFound => (
@@ -75,34 +62,6 @@ pub(crate) fn of_fs(place: &str, error: &FsError) -> VolumeError {
         _ => (VolumeErrorKind::Medium, error.to_string()),
     };
     refuse(kind, format!("{place}: {text}")).with_name_in_text()
-}
-
-pub(crate) fn random<const LEN: usize>() -> [u8; LEN] {
-    let mut bytes = [0; LEN];
-    // The system has random numbers once it has started; until then this waits for them.
-    while rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty()) != Ok(LEN) {}
-    bytes
-}
-
-pub(crate) fn reactor(config: &Config) -> Result<Arc<Reactor>> {
-    let waiting = match config.reactor.busy_us {
-        0 => Waiting::Sleeping,
-        _ => Waiting::Busy(config.reactor.busy()),
-    };
-    Reactor::start(waiting).map_err(|error| {
-        let text = format!(
-            "io_uring cannot be used ({error}); look at /proc/sys/kernel/io_uring_disabled, and at the limits of this \
-             process or container"
-        );
-        refuse(VolumeErrorKind::Medium, text).with_errno(error.raw_os_error())
-    })
-}
-
-pub(crate) fn device(data: &Data, reactor: &Arc<Reactor>, read_only: bool) -> Result<Uring> {
-    let mut options = uring::Options::default();
-    options.read_only = read_only;
-    options.whole_pages = data.whole_pages;
-    Uring::open(&data.device, reactor, &options).map_err(of_store)
 }
 
 /// Opens a device for a new store. A missing file is created. A device that names `ours` as its owner was prepared for
@@ -276,14 +235,6 @@ fn too_few(path: &Path, has: usize, named: usize) -> VolumeError {
         path.display()
     );
     invalid(text).with_name_in_text()
-}
-
-/// A device that is named by its path alone.
-pub(crate) fn as_data(path: &Path) -> Data {
-    Data {
-        device: path.to_path_buf(),
-        whole_pages: None,
-    }
 }
 
 /// Opens a pool with all its parts.

@@ -26,6 +26,7 @@ use crate::config::Config;
 use crate::content_store::BlobName;
 use crate::core::EPOCH_SHIFT;
 use crate::description::{Description, Share};
+use crate::device::{self, of_store};
 use crate::format::key;
 use crate::format::node::Node;
 use crate::format::pool::PoolRecord;
@@ -33,7 +34,7 @@ use crate::format::tail::Tail;
 use crate::metadata::{self, Opening, of_meta};
 use crate::names::cookie_of;
 use crate::open::{HASH_BITS, empty_root};
-use crate::pool::{self, of_store};
+use crate::pool;
 use crate::refusal::{Result, refuse};
 
 /// Changes per commit.
@@ -54,7 +55,7 @@ struct Content {
 pub fn metadata_damage(path: &Path) -> Result<Option<String>> {
     let description = Description::open(path, Share::Inspect)?;
     let config = description.config()?;
-    let reactor = pool::reactor(&config)?;
+    let reactor = device::reactor(&config)?;
     let is_damage = |error: &VolumeError| *error.kind() == VolumeErrorKind::Damaged;
     let store = match metadata::open(&config, &reactor, Opening::Inspect) {
         Err(error) if is_damage(&error) => return Ok(Some(error.to_string())),
@@ -92,7 +93,7 @@ pub fn restore_metadata(path: &Path, dump: &Path) -> Result<Salvaged> {
 fn replace(path: &Path, dump: Option<&Path>) -> Result<Salvaged> {
     let description = Description::open(path, Share::Alone)?;
     let config = description.config()?;
-    let reactor = pool::reactor(&config)?;
+    let reactor = device::reactor(&config)?;
     let content = Content::read(&config, &reactor)?;
     let backend = metadata::backend(&config, &reactor, Opening::Mend)?;
     let mut fix = |store: &dyn MetaStore| content.fix(store, dump.is_some());
@@ -115,7 +116,7 @@ impl Content {
             if !data.device.exists() && config.degraded {
                 continue;
             }
-            let device = pool::device(data, reactor, true)?;
+            let device = device::device(data, reactor, true)?;
             let found = BlobStore::identify(&device).map_err(of_store)?;
             let Some(found) = found.filter(|found| found.index == number) else {
                 let text = format!(
@@ -187,8 +188,8 @@ impl Content {
 
     fn new_record(&self) -> PoolRecord {
         PoolRecord {
-            uuid: self.uuid.unwrap_or_else(pool::random),
-            hash_key: pool::random(),
+            uuid: self.uuid.unwrap_or_else(device::random),
+            hash_key: device::random(),
             stores: self.stores,
             epoch: 0,
             trusted_since: 0,

@@ -198,10 +198,9 @@ impl Volume for NvmeVolume {
             human_bytes(core.small_bytes_max)
         );
         let place = self.parts.config.metadata_place();
-        let is_shared = self.parts.config.metadata.postgres.is_some();
-        let metadata = match is_shared {
-            true => place.clone(),
-            false => format!("RocksDB in {place}"),
+        let (metadata, kind) = match self.parts.config.metadata.postgres {
+            Some(_) => (place.clone(), "PostgreSQL"),
+            None => (format!("RocksDB in {place}"), "RocksDB"),
         };
         let space_text = format!("{} free of {}", human_bytes(free_bytes), human_bytes(capacity_bytes));
         let checksums = if self.has_data_checksums() { "yes" } else { "no" };
@@ -239,11 +238,7 @@ impl Volume for NvmeVolume {
         });
         Ok(VolumeInfo {
             engine: SCHEME.to_owned(),
-            medium: format!(
-                "{} data devices, metadata in {}",
-                devices.len(),
-                if is_shared { "PostgreSQL" } else { "RocksDB" }
-            ),
+            medium: format!("{} data devices, metadata in {kind}", devices.len()),
             durability: DURABILITY.to_owned(),
             size_bytes: capacity_bytes,
             capacity_bytes,

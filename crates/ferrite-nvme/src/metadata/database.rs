@@ -10,7 +10,7 @@ use ferrite_vfs::volume::VolumeErrorKind;
 
 use super::of_meta;
 use crate::config::Config;
-use crate::pool::random;
+use crate::device::random;
 use crate::refusal::{Result, invalid, medium, refuse};
 
 /// A volume has one shard.

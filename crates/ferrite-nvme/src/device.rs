@@ -1,0 +1,62 @@
+//! The devices that a pool's file names: opening them, and the errors of what they hold.
+//!
+//! Used by `pool`, `metadata` and `salvage`.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use ferrite_blob::device::uring::{self, Reactor, Uring, Waiting};
+use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
+
+use crate::config::{Config, Data};
+use crate::refusal::{Result, refuse};
+
+/// An error of a store, whose text names its device.
+pub(crate) fn of_store(error: ferrite_blob::Error) -> VolumeError {
+    let kind = match &error {
+        ferrite_blob::Error::InUse { by, .. } => VolumeErrorKind::InUse {
+            by: by.clone(),
+            process: None,
+        },
+        ferrite_blob::Error::Refused(_) => VolumeErrorKind::Foreign,
+        ferrite_blob::Error::Damaged(_) => VolumeErrorKind::Damaged,
+        _ => VolumeErrorKind::Medium,
+    };
+    refuse(kind, error.to_string()).with_name_in_text()
+}
+
+pub(crate) fn random<const LEN: usize>() -> [u8; LEN] {
+    let mut bytes = [0; LEN];
+    // The system has random numbers once it has started; until then this waits for them.
+    while rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty()) != Ok(LEN) {}
+    bytes
+}
+
+pub(crate) fn reactor(config: &Config) -> Result<Arc<Reactor>> {
+    let waiting = match config.reactor.busy_us {
+        0 => Waiting::Sleeping,
+        _ => Waiting::Busy(config.reactor.busy()),
+    };
+    Reactor::start(waiting).map_err(|error| {
+        let text = format!(
+            "io_uring cannot be used ({error}); look at /proc/sys/kernel/io_uring_disabled, and at the limits of this \
+             process or container"
+        );
+        refuse(VolumeErrorKind::Medium, text).with_errno(error.raw_os_error())
+    })
+}
+
+pub(crate) fn device(data: &Data, reactor: &Arc<Reactor>, read_only: bool) -> Result<Uring> {
+    let mut options = uring::Options::default();
+    options.read_only = read_only;
+    options.whole_pages = data.whole_pages;
+    Uring::open(&data.device, reactor, &options).map_err(of_store)
+}
+
+/// A device that is named by its path alone.
+pub(crate) fn as_data(path: &Path) -> Data {
+    Data {
+        device: path.to_path_buf(),
+        whole_pages: None,
+    }
+}
