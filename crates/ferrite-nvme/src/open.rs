@@ -91,7 +91,7 @@ pub fn format(meta: &dyn MetaStore, uuid: [u8; 16], hash_key: [u8; 16], stores: 
 /// The same, for content that [`assemble_with`] takes.
 ///
 /// # Errors
-/// As of [`format`].
+/// As of [`format()`].
 pub fn format_with(meta: &dyn MetaStore, uuid: [u8; 16], hash_key: [u8; 16], content: &dyn ContentStore) -> Result<()> {
     let content = (content.stores(), content.limits().has_unique_ids);
     format_for(meta, uuid, hash_key, content, (0, 0))
