@@ -118,13 +118,33 @@ impl Committer {
                 continue;
             }
             queue.is_sending = true;
-            let members = queue.next_batch(limits);
+            let sending = Sending {
+                committer: self,
+                members: queue.next_batch(limits),
+            };
             drop(queue);
-            send_to_all(&members, send);
+            send_to_all(&sending.members, send);
+            drop(sending);
             queue = self.queue.lock();
-            queue.is_sending = false;
-            self.finished.notify_all();
         }
+    }
+}
+
+/// A batch that a thread sends. Dropping it lets the next one go, even if the thread panics: its own commits are then
+/// in doubt.
+struct Sending<'c> {
+    committer: &'c Committer,
+    members: Vec<Arc<Member>>,
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        for member in &self.members {
+            let mut outcome = member.outcome.lock();
+            outcome.get_or_insert_with(|| Err(Error::Unknown("the thread that sent it has panicked".into())));
+        }
+        self.committer.queue.lock().is_sending = false;
+        self.committer.finished.notify_all();
     }
 }
 
