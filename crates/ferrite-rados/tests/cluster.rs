@@ -626,7 +626,7 @@ fn a_full_cluster_says_so_and_lets_objects_go() {
 
 /// Prints medians for the head of the crate; run it alone, with `--ignored --nocapture`.
 #[test]
-#[ignore = "it measures"]
+#[ignore = "prints latencies, and asserts nothing"]
 fn cost_of_fencing() {
     let options = CephOptions::default();
     let Some(ceph) = or_skip(Ceph::start(&options)) else {

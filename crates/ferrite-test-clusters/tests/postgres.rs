@@ -55,7 +55,7 @@ fn a_promoted_standby_has_every_committed_row() {
     }
     let refused = postgres.standby().sql("insert into t values (10)").unwrap_err();
     assert!(refused.to_string().contains("read-only"), "{refused}");
-    assert!(postgres.primary().promote().is_err(), "a primary is none to promote");
+    assert!(postgres.primary().promote().is_err(), "a primary cannot be promoted");
     postgres.primary().kill();
     postgres.standby().promote().unwrap();
     // The same string leads to the new primary.
