@@ -92,6 +92,13 @@ fn volumes_are_made_once_and_removed_without_what_is_not_theirs() {
     server
         .sql("create schema holiday; create table holiday.photos(a int)")
         .unwrap();
+    // Not even a table with one of the names is taken for a volume's.
+    server
+        .sql("create schema lovers; create table lovers.pairs(a int)")
+        .unwrap();
+    let namesake = volume(&server.connection(), "lovers");
+    assert!(matches!(namesake.remove(), Err(Error::Invalid(text)) if text.contains("something else")));
+    assert_eq!(server.sql("select count(*) from lovers.pairs").unwrap(), "0\n");
     let other = volume(&server.connection(), "holiday");
     assert!(other.create(SHARD).is_err());
     assert!(other.remove().is_err());

@@ -190,12 +190,10 @@ impl PostgresRemote {
     /// The schema holds something else than a volume; those of the database.
     pub fn remove(&self) -> Result<()> {
         let mut session = self.connect().map_err(|failure| self.error(failure))?;
-        let schema = &self.statements.schema;
-        // Without CASCADE, so that a schema with anything else in it stays.
-        let remove = format!(
-            "BEGIN; DROP TABLE IF EXISTS {schema}.owners, {schema}.pairs; DROP SCHEMA IF EXISTS {schema}; COMMIT"
-        );
-        session.batch(&remove).map_err(|failure| self.error(failure))
+        session.batch(&self.statements.remove).map_err(|failure| match failure {
+            Failure::Refused(text) if text.contains("P0001") => Error::Invalid(format!("{}: {text}", self.place)),
+            failure => self.error(failure),
+        })
     }
 
     fn connect(&self) -> std::result::Result<Session, Failure> {
@@ -436,12 +434,15 @@ impl Remote for PostgresRemote {
 
     fn renew(&self, tenure: &Tenure, ttl: Duration) -> Result<()> {
         let (shard, epoch, micros) = (tenure.shard as i64, tenure.epoch as i64, micros(ttl));
-        let found = self.read(|ready| ready.session.execute(&ready.prepared.renew, &[&shard, &epoch, &micros]))?;
-        match found {
-            0 => Err(Error::Lost {
+        let found = self.read(|ready| {
+            let with: [&(dyn ToSql + Sync); 3] = [&shard, &epoch, &micros];
+            ready.session.commit(&ready.prepared.renew, &with)
+        })?;
+        match found.is_empty() {
+            true => Err(Error::Lost {
                 epoch: self.row(tenure.shard)?.epoch,
             }),
-            _ => Ok(()),
+            false => Ok(()),
         }
     }
 

@@ -61,8 +61,13 @@ pub(super) struct Prepared {
 
 /// See the head of this module.
 pub(super) struct Session {
-    // Before the runtime, in which they live.
     client: Client,
+    line: Line,
+}
+
+/// The connection, and what it takes to drive it.
+struct Line {
+    // Before the runtime, in which it lives.
     connection: Box<dyn Drive>,
     runtime: Runtime,
     limit: Duration,
@@ -149,6 +154,7 @@ impl Session {
         let (client, connection) = match connected {
             Ok(Ok(connected)) => connected,
             Ok(Err(error)) => {
+                runtime.shutdown_background();
                 let is_for_now = error.as_db_error().is_none_or(|db| {
                     let class = db.code().code().get(..2);
                     matches!(class, Some("53" | "57" | "08"))
@@ -158,14 +164,20 @@ impl Session {
                     false => Failure::Refused(text_of(&error)),
                 });
             }
-            Err(_) => return Err(Failure::NotSent(format!("no answer within {} s", limit.as_secs_f32()))),
+            Err(_) => {
+                // A resolver of names may still be at work, for longer than the limit.
+                runtime.shutdown_background();
+                return Err(Failure::NotSent(format!("no answer within {} s", limit.as_secs_f32())));
+            }
         };
         let mut session = Session {
             client,
-            connection: Box::new(connection),
-            runtime,
-            limit,
-            warning: None,
+            line: Line {
+                connection: Box::new(connection),
+                runtime,
+                limit,
+                warning: None,
+            },
         };
         let ms = limit.as_millis();
         session.batch(&format!(
@@ -179,13 +191,7 @@ impl Session {
     /// Runs statements without parameters, as one transaction.
     pub(super) fn batch(&mut self, statements: &str) -> Result<(), Failure> {
         let call = self.client.batch_execute(statements);
-        run(
-            &self.runtime,
-            self.limit,
-            &mut *self.connection,
-            &mut self.warning,
-            call,
-        )
+        self.line.run(call)
     }
 
     pub(super) fn prepare(&mut self, all: &Statements) -> Result<Prepared, Failure> {
@@ -201,43 +207,19 @@ impl Session {
                 scan: client.prepare(&all.scan).await?,
             })
         };
-        run(
-            &self.runtime,
-            self.limit,
-            &mut *self.connection,
-            &mut self.warning,
-            call,
-        )
+        self.line.run(call)
     }
 
     pub(super) fn query(&mut self, statement: &Statement, with: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Failure> {
         let call = self.client.query(statement, with);
-        run(
-            &self.runtime,
-            self.limit,
-            &mut *self.connection,
-            &mut self.warning,
-            call,
-        )
-    }
-
-    /// Runs a statement without rows. Returns how many rows it has changed.
-    pub(super) fn execute(&mut self, statement: &Statement, with: &[&(dyn ToSql + Sync)]) -> Result<u64, Failure> {
-        let call = self.client.execute(statement, with);
-        run(
-            &self.runtime,
-            self.limit,
-            &mut *self.connection,
-            &mut self.warning,
-            call,
-        )
+        self.line.run(call)
     }
 
     /// Runs a statement of which the server must have said without reservation that it is committed.
     pub(super) fn commit(&mut self, statement: &Statement, with: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Failure> {
-        self.warning = None;
+        self.line.warning = None;
         let rows = self.query(statement, with)?;
-        match self.warning.take() {
+        match self.line.warning.take() {
             Some(warning) => Err(Failure::NoAnswer(warning)),
             None => Ok(rows),
         }
@@ -249,17 +231,14 @@ impl Session {
     }
 }
 
-fn run<T>(
-    runtime: &Runtime,
-    limit: Duration,
-    connection: &mut dyn Drive,
-    warning: &mut Option<String>,
-    call: impl Future<Output = Result<T, tokio_postgres::Error>>,
-) -> Result<T, Failure> {
-    let call: Pin<Box<dyn Future<Output = _>>> = Box::pin(driven(connection, warning, call));
-    match runtime.block_on(async { tokio::time::timeout(limit, call).await }) {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(failure_of(&error)),
-        Err(_) => Err(Failure::NoAnswer(format!("no answer within {} s", limit.as_secs_f32()))),
+impl Line {
+    fn run<T>(&mut self, call: impl Future<Output = Result<T, tokio_postgres::Error>>) -> Result<T, Failure> {
+        let limit = self.limit;
+        let call: Pin<Box<dyn Future<Output = _>>> = Box::pin(driven(&mut *self.connection, &mut self.warning, call));
+        match self.runtime.block_on(async { tokio::time::timeout(limit, call).await }) {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) => Err(failure_of(&error)),
+            Err(_) => Err(Failure::NoAnswer(format!("no answer within {} s", limit.as_secs_f32()))),
+        }
     }
 }

@@ -24,6 +24,7 @@ pub(super) struct Statements {
     pub(super) get_many: String,
     pub(super) scan: String,
     pub(super) create: String,
+    pub(super) remove: String,
 }
 
 /// Whether a name can be a volume's: lowercase letters, digits and underscores, a letter first, 48 bytes.
@@ -57,7 +58,7 @@ impl Statements {
             ),
             renew: format!(
                 "UPDATE {schema}.owners SET expires = clock_timestamp() + $3::bigint * interval '1 microsecond' \
-                 WHERE shard = $1::bigint AND epoch = $2::bigint"
+                 WHERE shard = $1::bigint AND epoch = $2::bigint RETURNING 1"
             ),
             apply: format!(
                 "WITH guard AS (UPDATE {schema}.owners SET seq = $3::bigint \
@@ -91,6 +92,16 @@ impl Statements {
                  owner text NOT NULL, address text NOT NULL, expires timestamptz NOT NULL, version int NOT NULL) \
                  WITH (fillfactor = 50); \
                  CREATE TABLE {schema}.pairs (shard bigint, key bytea, value bytea NOT NULL, PRIMARY KEY (shard, key));"
+            ),
+            // A schema that somebody else has filled stays, whatever its tables are called.
+            remove: format!(
+                "BEGIN; DO $$ BEGIN \
+                 IF EXISTS (SELECT FROM pg_namespace WHERE nspname = '{volume}') AND 6 <> \
+                 (SELECT count(*) FROM information_schema.columns WHERE table_schema = '{volume}' \
+                 AND (table_name::text, column_name::text) IN (('owners', 'epoch'), ('owners', 'seq'), \
+                 ('owners', 'version'), ('pairs', 'shard'), ('pairs', 'key'), ('pairs', 'value'))) \
+                 THEN RAISE EXCEPTION 'the schema holds something else than a volume'; END IF; END $$; \
+                 DROP TABLE IF EXISTS {schema}.owners, {schema}.pairs; DROP SCHEMA IF EXISTS {schema}; COMMIT"
             ),
             schema,
         }
