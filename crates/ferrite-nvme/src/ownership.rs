@@ -33,6 +33,16 @@ impl Answering {
         self.0.0.checked(answer)
     }
 
+    /// The same for an answer with which the caller gets a pin, if it asked for pins: without the answer, it gets none.
+    fn checked_pinned<T>(&self, ctx: &Ctx, answer: Result<T>, ino: impl Fn(&T) -> Ino) -> Result<T> {
+        let pinned = answer.as_ref().ok().filter(|_| ctx.pins).map(ino);
+        let checked = self.checked(answer);
+        if let (Err(_), Some(ino)) = (&checked, pinned) {
+            self.0.unpin(ctx, ino, 1);
+        }
+        checked
+    }
+
     fn file(&self, file: Arc<dyn OpenFile>) -> Arc<dyn OpenFile> {
         Arc::new(AnsweringFile {
             core: Arc::clone(self.0.0.core()),
@@ -40,8 +50,9 @@ impl Answering {
         })
     }
 
-    fn opened(&self, opened: Result<Opened>) -> Result<Opened> {
-        self.checked(opened).map(|opened| Opened {
+    fn opened(&self, ctx: &Ctx, opened: Result<Opened>) -> Result<Opened> {
+        let opened = self.checked_pinned(ctx, opened, |opened| opened.attr.ino);
+        opened.map(|opened| Opened {
             file: self.file(opened.file),
             ..opened
         })
@@ -67,6 +78,16 @@ macro_rules! checked {
     };
 }
 
+/// The same for methods that may give the caller a pin.
+macro_rules! checked_pinned {
+    ($($name:ident($($arg:ident: $type:ty),*);)*) => {
+        $(fn $name(&self, ctx: &Ctx, $($arg: $type),*) -> Result<Attr> {
+            let answer = self.0.$name(ctx, $($arg),*);
+            self.checked_pinned(ctx, answer, |attr| attr.ino)
+        })*
+    };
+}
+
 impl Layer for Answering {
     fn below(&self) -> &dyn FileSystem {
         &self.0
@@ -74,20 +95,13 @@ impl Layer for Answering {
 
     checked! {
         statfs(ctx: &Ctx) -> StatFs;
-        lookup(ctx: &Ctx, parent: Ino, name: &[u8]) -> Attr;
         parent(ctx: &Ctx, dir: Ino) -> Ino;
         getattr(ctx: &Ctx, ino: Ino) -> Attr;
         setattr(ctx: &Ctx, ino: Ino, set: &SetAttr) -> Attr;
-        pin(ctx: &Ctx, ino: Ino, generation: u32) -> ();
         readlink(ctx: &Ctx, ino: Ino) -> Vec<u8>;
-        mknod(ctx: &Ctx, parent: Ino, name: &[u8], node: &NewNode) -> Attr;
-        mkdir(ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Attr;
-        symlink(ctx: &Ctx, parent: Ino, name: &[u8], target: &[u8]) -> Attr;
-        link(ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Attr;
         unlink(ctx: &Ctx, parent: Ino, name: &[u8]) -> ();
         rmdir(ctx: &Ctx, parent: Ino, name: &[u8]) -> ();
         rename(ctx: &Ctx, parent: Ino, name: &[u8], new_parent: Ino, new_name: &[u8], mode: RenameMode) -> ();
-        resolve(ctx: &Ctx, start: &Start, path: &[u8], follow: bool) -> Attr;
         getxattr(ctx: &Ctx, ino: Ino, name: &[u8]) -> Vec<u8>;
         setxattr(ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> ();
         listxattr(ctx: &Ctx, ino: Ino) -> Vec<Vec<u8>>;
@@ -96,6 +110,24 @@ impl Layer for Answering {
         sync(ctx: &Ctx) -> ();
         unlock(ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> ();
         conflicting_lock(ctx: &Ctx, ino: Ino, lock: &RecordLock) -> Option<RecordLock>;
+    }
+
+    checked_pinned! {
+        lookup(parent: Ino, name: &[u8]);
+        mknod(parent: Ino, name: &[u8], node: &NewNode);
+        mkdir(parent: Ino, name: &[u8], mode: u32);
+        symlink(parent: Ino, name: &[u8], target: &[u8]);
+        link(ino: Ino, parent: Ino, name: &[u8]);
+        resolve(start: &Start, path: &[u8], follow: bool);
+    }
+
+    fn pin(&self, ctx: &Ctx, ino: Ino, generation: u32) -> Result<()> {
+        let answer = self.0.pin(ctx, ino, generation);
+        let checked = self.checked(answer.clone());
+        if answer.is_ok() && checked.is_err() {
+            self.0.unpin(ctx, ino, 1);
+        }
+        checked
     }
 
     /// The caller has used the entries when the listing fails, but answers nobody with them.
@@ -127,11 +159,11 @@ impl Layer for Answering {
     }
 
     fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {
-        self.opened(self.0.create(ctx, parent, name, new))
+        self.opened(ctx, self.0.create(ctx, parent, name, new))
     }
 
     fn open_path(&self, ctx: &Ctx, start: &Start, path: &[u8], flags: &OpenFlags) -> Result<Opened> {
-        self.opened(self.0.open_path(ctx, start, path, flags))
+        self.opened(ctx, self.0.open_path(ctx, start, path, flags))
     }
 }
 

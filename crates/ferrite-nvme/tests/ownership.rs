@@ -134,12 +134,15 @@ fn a_server_whose_lease_has_ended_answers_again_if_nobody_took_the_volume() {
     let store = shared_with(owned.clone());
     ferrite_nvme::format(&store, [7; 16], [9; 16], 1).unwrap();
     let fs = Answering::new(serve(&store));
-    fs.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755).unwrap();
+    let ino = fs.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755).unwrap().ino;
     world.advance(TTL);
     assert!(matches!(fs.lookup(SYSTEM, ROOT_INO, b"dir"), Err(FsError::Io(_))));
+    // Nor does a caller without an answer have a pin, which would keep the inode for ever.
+    assert!((0..100).all(|_| fs.pin(SYSTEM, ino, 1).is_err()));
     owned.renew().unwrap();
     fs.lookup(SYSTEM, ROOT_INO, b"dir").unwrap();
     fs.rmdir(SYSTEM, ROOT_INO, b"dir").unwrap();
+    assert_eq!(fs.getattr(SYSTEM, ino), Err(FsError::Stale));
 }
 
 /// A pool that is closed can be opened at once, by whichever server.
