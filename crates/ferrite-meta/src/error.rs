@@ -97,6 +97,10 @@ impl From<Error> for FsError {
         match error {
             Error::NoSpace(_) => FsError::NoSpace(SpaceOf::Blocks),
             Error::Corruption(_) => FsError::damaged(None, error.to_string()),
+            Error::Owned { address, .. } => FsError::NotOwner { address },
+            Error::Lost { .. } | Error::Expired(_) => FsError::NotOwner {
+                address: String::new(),
+            },
             error => FsError::Io(error.to_string()),
         }
     }

@@ -245,6 +245,7 @@ impl Wire<'_> for Unlock {
 /// Numbers of the causes that have a text.
 const DAMAGED: u16 = 0x201;
 const IO: u16 = 0x202;
+const NOT_OWNER: u16 = 0x203;
 
 /// Texts are truncated to this length.
 const TEXT_BYTES_MAX: usize = 1024;
@@ -271,7 +272,7 @@ fn harmless(bytes: &[u8]) -> String {
     text
 }
 
-/// Cause and particulars as [`FsError::code`] numbers them; damage and failures have more.
+/// Cause and particulars as [`FsError::code`] numbers them; damage, failures and a server that is not the owner have more.
 impl Encode for FsError {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
@@ -284,6 +285,10 @@ impl Encode for FsError {
             FsError::Io(text) => {
                 (IO, 0u16).put(out);
                 truncated(text).put(out);
+            }
+            FsError::NotOwner { address } => {
+                (NOT_OWNER, 0u16).put(out);
+                truncated(address).put(out);
             }
             plain => match plain.code() {
                 Some(code) => (code.cause, code.particulars).put(out),
@@ -305,6 +310,7 @@ impl Wire<'_> for FsError {
                 what: text(from)?,
             })),
             (IO, 0) => FsError::Io(text(from)?),
+            (NOT_OWNER, 0) => FsError::NotOwner { address: text(from)? },
             // A newer server may know causes that this client does not.
             (cause, particulars) => FsError::from_code(ErrorCode::new(cause, particulars))
                 .unwrap_or_else(|| FsError::Io(format!("the server reports an unknown error, {cause}.{particulars}"))),

@@ -108,7 +108,7 @@ impl ErrorCode {
 }
 
 impl FsError {
-    /// The error as two numbers; `None` for damage and failures, which have a text.
+    /// The error as two numbers; `None` for damage, failures and [`FsError::NotOwner`], which have a text.
     pub fn code(&self) -> Option<ErrorCode> {
         Some(match self {
             FsError::NoSpace(of) => ErrorCode::new(NO_SPACE, place(&SPACE, of)?),

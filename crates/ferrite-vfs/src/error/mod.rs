@@ -301,6 +301,21 @@ pub enum FsError {
          its configuration"
     )]
     TooManySessions(SessionsOf),
+    /// Another server owns the volume, or may own it by now (`EIO`). The request may have taken effect; the answer is
+    /// withheld because it may be out of date.
+    #[error("another server serves this volume{}; ask there", at(.address))]
+    NotOwner {
+        /// Where clients reach the owner, as `HOST:PORT`; empty if that is not known.
+        address: String,
+    },
+}
+
+/// The place of an owner, in a sentence.
+fn at(address: &str) -> String {
+    match address {
+        "" => String::new(),
+        address => format!(", at {address}"),
+    }
 }
 
 impl FsError {
@@ -352,7 +367,7 @@ impl FsError {
             FsError::WouldBlock => libc::EAGAIN,
             FsError::Deadlock => libc::EDEADLK,
             FsError::Stale => libc::ESTALE,
-            FsError::Damaged(_) | FsError::Io(_) => libc::EIO,
+            FsError::Damaged(_) | FsError::Io(_) | FsError::NotOwner { .. } => libc::EIO,
             FsError::TimedOut => libc::ETIMEDOUT,
             FsError::Disconnected => libc::ENOTCONN,
             FsError::Interrupted => libc::EINTR,
