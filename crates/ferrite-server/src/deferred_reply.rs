@@ -42,7 +42,7 @@ impl Inner {
         if len == 0 || len > DATA_BYTES_MAX {
             return false;
         }
-        let (Ok(file), Some(buffer)) = (session.file(file), self.pool.take(len)) else {
+        let (Ok(file), Some(buffer)) = (session.file(file), self.common.pool.take(len)) else {
             return false;
         };
         let id = head.id;

@@ -12,6 +12,8 @@
 //! With the feature `rdma`, an adapter offers files to one-sided verbs ([`rdma`]). Messages travel by
 //! `ferrite-transport`. This crate names no engine and no client; the tests of both ends live here.
 //!
+//! A volume that servers hand to each other ([`Movable`]) comes and goes while the server runs.
+//!
 //! Invariant: a client's messages can end its own connection, and nothing else.
 #![forbid(unsafe_code)]
 
@@ -22,6 +24,7 @@ mod change;
 mod close_barrier;
 mod deferred_reply;
 mod export;
+mod front;
 mod grace;
 mod handle_mac;
 mod immediate;
@@ -30,12 +33,14 @@ mod leases;
 mod lock;
 mod lock_order;
 mod meter;
+mod movable;
 mod observe;
 mod options;
 mod pending;
 pub mod rdma;
 mod reaper;
 mod reply;
+mod running;
 mod session;
 mod state;
 mod subtree;
@@ -43,7 +48,7 @@ mod tenure;
 mod unresponsive;
 mod verbs;
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -51,49 +56,51 @@ use std::time::{Duration, Instant};
 
 use ferrite_buffers::Pool;
 use ferrite_checks::ranked::Mutex;
-use ferrite_transport::reactor::{self, Close, Data, Link, Origin, Reactors, Served, Service, Turns};
-use ferrite_transport::secure::AdmissionPolicy;
+use ferrite_transport::reactor::{self, Close, Reactors, Served};
 use ferrite_transport::send_queue::SendQueue;
-use ferrite_transport::source::{Source, Throttle};
+use ferrite_transport::source::Throttle;
 use ferrite_vfs::workers::{Work, Workers};
 use ferrite_vfs::{FileSystem, FsError, Result};
 use rustc_hash::FxHashMap;
 
-use admission::{Account, Admission};
+use admission::Admission;
 use aside::Aside;
 use calls::RequestHandler;
 use close_barrier::CloseBarrier;
 use export::{Export, Store};
+use front::{Common, Front, policy_of};
 use grace::Grace;
 use leases::Leases;
 use meter::Received;
+use movable::Place;
 use pending::PendingConnections;
 use reaper::drop_orphans;
 use reply::put;
+use running::Running;
 use session::Session;
 use state::State;
 use subtree::Borders;
 use verbs::Verbs;
 
-use ferrite_proto::{Call, Head, ImmediateRequest, MAGIC, Promises, Reader, Request, SessionRequest, VERSION, Welcome};
+use ferrite_proto::{Call, Head, Request, SessionRequest};
 
 pub use admission::{Bounds, Resource};
 pub use export::{ExportOptions, NOBODY};
 pub use ferrite_transport::reactor::FabricOptions;
 pub use meter::{Metrics, Observer};
+pub use movable::{MayAnswer, Movable, Stopped};
 pub use options::ServerOptions;
 pub use rdma::{KeyWanted, Keys, Rdma};
 
-/// How long a server that stops waits for sessions to end whose clients have left: an engine may be stuck.
-const ENDS_WAIT: Duration = Duration::from_secs(10);
-
+/// The state of engines that are served together.
 struct Inner {
     exports: Vec<Arc<Export>>,
     stores: Vec<Arc<Store>>,
     /// By store and number. Under it a thread takes locks of a session and of the admission, and no others.
     sessions: Mutex<lock_order::Sessions, FxHashMap<(usize, u64), Arc<Session>>>,
-    admission: Arc<Admission>,
-    pending_connections: PendingConnections,
+    common: Arc<Common>,
+    /// Whether an answer that was made before may leave; `None`: always.
+    may_answer: Option<MayAnswer>,
     /// When slots were last revoked, as [`Inner::now_ms`] counts.
     slots_taken_ms: AtomicU64,
     /// Throttles log lines about sessions that have ended.
@@ -103,7 +110,6 @@ struct Inner {
     instance: u64,
     began: Instant,
     lease: Duration,
-    pool: Pool,
     workers: Option<Workers>,
     /// For long requests to an engine that answers at once.
     aside: Aside,
@@ -117,8 +123,6 @@ struct Inner {
     /// More than one thread answers without a worker, so that a request may still be in progress when its repetition
     /// comes over another connection.
     may_overlap: bool,
-    /// How long the threads of the reactor work.
-    turns: Arc<Turns>,
     stop: AtomicBool,
 }
 
@@ -126,8 +130,8 @@ struct Inner {
 pub struct Server {
     // Dropped before the state that it serves.
     reactors: Option<Reactors>,
-    reaper: Option<JoinHandle<()>>,
-    inner: Arc<Inner>,
+    front: Arc<Front>,
+    home: Running,
 }
 
 impl Server {
@@ -140,26 +144,57 @@ impl Server {
         engines: Vec<(Arc<dyn FileSystem>, Vec<ExportOptions>)>,
         options: &ServerOptions,
     ) -> Result<Server> {
+        Server::start_with_movable(listeners, engines, Vec::new(), options).map(|(server, _)| server)
+    }
+
+    /// The same, with the exports of volumes that servers hand to each other. Each begins elsewhere, and has a handle in
+    /// the order of `movable`.
+    ///
+    /// # Errors
+    /// Those of [`Server::start`].
+    pub fn start_with_movable(
+        listeners: Vec<TcpListener>,
+        engines: Vec<(Arc<dyn FileSystem>, Vec<ExportOptions>)>,
+        movable: Vec<Vec<ExportOptions>>,
+        options: &ServerOptions,
+    ) -> Result<(Server, Vec<Movable>)> {
         let opened = Opened::open(engines, options)?;
-        let policy = policy_of(&opened.exports)?;
+        let own = opened.exports.iter().map(|export| &export.options);
+        let policy = policy_of(own.chain(movable.iter().flatten()))?;
         let pool = Pool::new(options.buffers_bytes).ok_or_else(|| cannot_start("no memory for buffers"))?;
-        let inner = Arc::new(Inner::new(opened, &pool, options)?);
-        let service = Arc::new(Front(Arc::clone(&inner)));
+        let common = Arc::new(Common {
+            admission: Admission::new(options.bounds.clone()),
+            pending_connections: PendingConnections::new(),
+            pool: pool.clone(),
+            turns: Arc::default(),
+            options: options.clone(),
+        });
+        let home = Running::start(opened, &common, None)?;
+        let front = Arc::new(Front {
+            home: Arc::clone(&home.inner),
+            places: movable.into_iter().map(Place::new).collect(),
+            common: Arc::clone(&common),
+        });
         let reactor_options = reactor::Options {
             threads: options.threads,
             busy_poll: options.busy_poll,
             policy: Arc::new(policy),
             fabric: options.fabric.clone(),
-            turns: Arc::clone(&inner.turns),
+            turns: Arc::clone(&common.turns),
             ..reactor::Options::default()
         };
-        let reactors = Reactors::start(listeners, &service, &pool, &reactor_options).map_err(cannot_start)?;
-        let reaper = inner.start_reaper().map_err(cannot_start)?;
-        Ok(Server {
+        let reactors = Reactors::start(listeners, &front, &pool, &reactor_options).map_err(cannot_start)?;
+        let handle = |place: &Arc<Place>| Movable {
+            place: Arc::clone(place),
+            common: Arc::clone(&common),
+        };
+        let handles = front.places.iter().map(handle).collect();
+        let server = Server {
             reactors: Some(reactors),
-            reaper: Some(reaper),
-            inner,
-        })
+            front,
+            home,
+        };
+        Ok((server, handles))
     }
 
     /// Stops serving: connections are closed. Sessions are not ended, so that clients continue when a server is started
@@ -167,46 +202,27 @@ impl Server {
     /// this is dropped, or open files without names are freed.
     ///
     /// Sessions whose clients have left end before it returns, in the pool too. Blocks for that, up to ten seconds.
-    /// Afterwards this value changes nothing of the state in the pool, which may be that of the next server.
+    /// Afterwards this value changes nothing of the state in the pool, which may be that of the next server. Movable
+    /// volumes are to be stopped before.
     pub fn stop(&mut self) {
         let Some(reactors) = self.reactors.take() else {
             return;
         };
-        self.inner.stop.store(true, Ordering::Release);
+        self.home.inner.stop.store(true, Ordering::Release);
         drop(reactors);
-        self.inner.stores.iter().for_each(|store| store.leases.stop(&*store.fs));
-        if let Some(reaper) = self.reaper.take() {
-            reaper.thread().unpark();
-            // A panic of it was reported when it happened.
-            let _ = reaper.join();
-        }
-        let left = self.inner.session_ends.wait_for_all_until(Instant::now() + ENDS_WAIT);
-        if left > 0 {
-            tracing::warn!(
-                "{left} sessions have not ended {} s after their clients left, because the engine does not answer; the \
-                 next server will wait a lease for them",
-                ENDS_WAIT.as_secs()
-            );
-        }
-        self.inner.note_session_ends();
-        self.inner
-            .stores
-            .iter()
-            .for_each(|store| store.state.note_stop(&*store.fs));
+        self.home.stop();
     }
 
     /// Sessions now.
     pub fn sessions(&self) -> usize {
-        self.inner.sessions.lock().len()
+        let all = self.front.engines();
+        all.iter().map(|inner| inner.sessions.lock().len()).sum()
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop();
-        // An engine that outlives this server has no use for its sessions' resources.
-        let sessions = std::mem::take(&mut *self.inner.sessions.lock());
-        sessions.into_values().for_each(|session| self.inner.close(&session));
     }
 }
 
@@ -249,158 +265,35 @@ impl Opened {
     }
 }
 
-/// The exports' demands on clients.
-fn policy_of(exports: &[Arc<Export>]) -> Result<AdmissionPolicy> {
-    let mut names = std::collections::HashSet::new();
-    let mut policy = AdmissionPolicy::new(exports.iter().any(|export| export.options.keys.is_empty()));
-    for options in exports.iter().map(|export| &export.options) {
-        if !names.insert(&options.name) {
-            let name = &options.name;
-            return Err(FsError::Io(format!(
-                "two exports have the name `{name}`; give them different ones"
-            )));
-        }
-        options
-            .keys
-            .iter()
-            .for_each(|key| policy.admit(key, options.encryption));
-    }
-    Ok(policy)
-}
-
-/// A connection: without a session yet, or of one.
-enum Peer {
-    Pending {
-        link: Link,
-        number: u64,
-        account: Account,
-        address: SocketAddr,
-    },
-    Client {
-        session: Arc<Session>,
-        attachment: u64,
-    },
-}
-
-struct Front(Arc<Inner>);
-
-impl Service for Front {
-    type Peer = Peer;
-
-    fn connected(&self, link: Link, origin: Origin) -> Peer {
-        let source = Source::of(origin.address.ip());
-        Peer::Pending {
-            number: self.0.pending_connections.come(link.clone(), source),
-            link,
-            account: Account {
-                key: origin.key,
-                source,
-            },
-            address: origin.address,
-        }
-    }
-
-    fn data_bytes_max(&self, peer: &Peer) -> usize {
-        match peer {
-            // A connection that has no session yet gets no buffers.
-            Peer::Pending { .. } => 0,
-            Peer::Client { .. } => ferrite_transport::frame::DATA_BYTES_MAX,
-        }
-    }
-
-    fn is_ready(&self, peer: &Peer) -> bool {
-        match peer {
-            Peer::Pending { .. } => true,
-            Peer::Client { session, .. } => !session.is_busy(),
-        }
-    }
-
-    fn message(
-        &self,
-        peer: &mut Peer,
-        body: &[u8],
-        data: Data<'_>,
-        out: &mut SendQueue,
-    ) -> std::result::Result<Served, Close> {
-        let (head, request) = Reader::new(body).last::<(Head, Request<'_>)>().map_err(|_| Close)?;
-        let inner = &self.0;
-        match peer {
-            Peer::Pending {
-                link,
-                number,
-                account,
-                address,
-            } => {
-                let (session, welcome) = match inner.set_up_session(&request, *account) {
-                    Ok(set_up) => set_up,
-                    Err(error) => {
-                        // Report the reason; the client may retry.
-                        put::<()>(out, head.id, Err(error));
-                        return Ok(Served::Yes);
-                    }
-                };
-                inner.pending_connections.leave(*number);
-                session.meter.comes_from(*address);
-                let attachment = session.attach(link.clone());
-                put(out, head.id, Ok(welcome));
-                *peer = Peer::Client { session, attachment };
-                Ok(Served::Yes)
-            }
-            Peer::Client { session, attachment } => {
-                if !session.is_attached(*attachment) {
-                    return Err(Close);
-                }
-                if let Err(error) = head.caller.check() {
-                    put::<()>(out, head.id, Err(error));
-                    return Ok(Served::Yes);
-                }
-                let received = Received::new(request.opcode(), body, data, out);
-                let measured = received.measured;
-                session.seen(measured.since.duration_since(inner.began).as_millis() as u64);
-                let served = inner.dispatch(session, head, request, received, out)?;
-                measured.count_if_replied(&session.meter, out);
-                Ok(served)
-            }
-        }
-    }
-
-    fn disconnected(&self, peer: Peer) {
-        match peer {
-            Peer::Pending { number, .. } => self.0.pending_connections.leave(number),
-            Peer::Client { session, attachment } => self.0.end_if_idle(&session, attachment),
-        }
-    }
-}
-
 impl Inner {
     /// The state of a server that does not receive yet; starts the threads that work for it.
-    fn new(opened: Opened, pool: &Pool, options: &ServerOptions) -> Result<Inner> {
+    fn new(opened: Opened, common: &Arc<Common>, may_answer: Option<MayAnswer>) -> Result<Inner> {
+        let options = &common.options;
         let Opened { stores, exports, grace } = opened;
         let submitting = stores.iter().filter(|store| store.limits.submits);
-        submitting.for_each(|store| store.fs.know_buffers(pool));
+        submitting.for_each(|store| store.fs.know_buffers(&common.pool));
         let may_block = stores.iter().any(|store| store.limits.may_block);
         let workers = may_block.then(|| Workers::start(options.workers)).transpose();
         Ok(Inner {
             exports,
             stores,
             sessions: Mutex::default(),
-            admission: Admission::new(options.bounds.clone()),
-            pending_connections: PendingConnections::new(),
+            // Files of volumes that move are not offered to RDMA: its writes know no owner.
+            verbs: options.rdma.clone().filter(|_| may_answer.is_none()).map(Verbs::new),
+            common: Arc::clone(common),
+            may_answer,
             slots_taken_ms: AtomicU64::new(0),
             end_log: Throttle::new(),
             grace,
             instance: u64::from_le_bytes(ferrite_vfs::random()?),
             began: Instant::now(),
             lease: options.lease,
-            pool: pool.clone(),
             workers: workers.map_err(cannot_start)?,
             aside: Aside::start().map_err(cannot_start)?,
             waiting_workers: Workers::start(1).map_err(cannot_start)?,
             session_ends: Arc::default(),
             reaper: OnceLock::new(),
-            verbs: options.rdma.clone().map(Verbs::new),
             may_overlap: options.threads > 1,
-            turns: Arc::default(),
             stop: AtomicBool::new(false),
         })
     }
@@ -416,63 +309,6 @@ impl Inner {
 
     fn now_ms(&self) -> u64 {
         self.began.elapsed().as_millis() as u64
-    }
-
-    /// Handles the first message of a connection, which selects its session.
-    fn set_up_session(&self, request: &Request<'_>, account: Account) -> Result<(Arc<Session>, Welcome)> {
-        let &Request::Immediate(ImmediateRequest::Hello {
-            magic,
-            version,
-            export: name,
-            resume,
-        }) = request
-        else {
-            return Err(FsError::Io("the first message must be a Hello".into()));
-        };
-        if magic != MAGIC {
-            return Err(FsError::Io(
-                "this is a Ferrite server, and the client is none of Ferrite".into(),
-            ));
-        }
-        if version != VERSION {
-            return Err(FsError::Io(format!(
-                "the server speaks version {VERSION} of the protocol, the client version {version}; bring both to the \
-                 same version of Ferrite"
-            )));
-        }
-        let key = account.key;
-        // Exports whose keys the client lacks do not exist for it.
-        let meant = |export: &&Arc<Export>| export.options.name.as_bytes() == name && export.options.is_open_to(key);
-        let export = self.exports.iter().find(meant).ok_or_else(|| {
-            FsError::Io(format!(
-                "the server exports nothing named `{}` {}",
-                String::from_utf8_lossy(name),
-                match key {
-                    Some(_) => "to who has this key; give the key and the name of the same export",
-                    None => "to who has no key; is the name right, and does the export need a key (`key=FILE`)?",
-                }
-            ))
-        })?;
-        let (session, state) = self.session(export, account, resume)?;
-        session.seen(self.now_ms());
-        let limits = &export.store.limits;
-        let welcome = Welcome {
-            version: VERSION,
-            instance: self.instance,
-            resume_token: session.resume_token,
-            state,
-            lease_ms: self.lease.as_millis() as u32,
-            root: export.root_node(),
-            promises: Promises {
-                atomic_write_bytes: limits.atomic_write_bytes,
-                whole_write_bytes: limits.whole_write_bytes,
-                file_bytes_max: limits.file_bytes_max,
-                durability: limits.durability,
-                durable_operations: limits.durable_operations,
-                has_slots: export.store.state.has_slots(),
-            },
-        };
-        Ok((session, welcome))
     }
 
     fn grace(&self, store: &Store) -> &Grace {
@@ -537,11 +373,11 @@ impl Inner {
             Call::Session(request) => self.answer_session(session, id, request, out),
             Call::Lock(request) => lock::reply(session, head, request, out),
             Call::Rdma(request) => verbs::reply(self.verbs.as_ref(), session, head, request, out),
-            Call::Fs(request) => match RequestHandler::new(session, head, &self.pool) {
+            Call::Fs(request) => match RequestHandler::new(session, head, &self.common.pool) {
                 Ok(handler) => handler.reply(request, out),
                 Err(error) => put::<()>(out, id, Err(error)),
             },
-            Call::File(request) => match RequestHandler::new(session, head, &self.pool) {
+            Call::File(request) => match RequestHandler::new(session, head, &self.common.pool) {
                 Ok(handler) => return handler.answer_file(request, data, out),
                 Err(error) => put::<()>(out, id, Err(error)),
             },

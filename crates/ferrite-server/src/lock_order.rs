@@ -5,6 +5,8 @@
 
 ferrite_checks::ranks! {
     "the server":
+    /// Where a movable volume is. Nothing is waited for under it.
+    Place = 5;
     /// One binding of a file begins or ends at a time, which asks the engine.
     VerbsTurn = 10;
     /// Whether the pool notes that leases are given: held while it does.

@@ -18,7 +18,7 @@ use ferrite_checks::ranked::Mutex;
 use ferrite_transport::reactor::{Data, TurnCounts};
 use ferrite_transport::send_queue::SendQueue;
 
-use super::Inner;
+use super::front::Front;
 use crate::lock_order;
 use ferrite_proto::{
     Activity, BoundFileInfo, Counted, LATENCY_CLASSES, OPCODES_MAX, OperationActivity, RdmaCounters, SHORTEST_LOG2,
@@ -263,7 +263,7 @@ pub struct Metrics {
 
 /// Reports a server's activity, as long as the server exists.
 #[derive(Clone)]
-pub struct Observer(pub(super) Weak<Inner>);
+pub struct Observer(pub(super) Weak<Front>);
 
 impl Observer {
     /// Its activity now, with all clients; `None` once the server is gone.

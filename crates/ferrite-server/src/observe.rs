@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::export::Export;
+use super::front::Front;
 use super::meter::{Metrics, Observer};
 use super::session::Session;
 use super::verbs::Verbs;
@@ -21,7 +22,7 @@ const _: () = assert!(REPLY_BYTES_MAX < ferrite_transport::frame::BODY_BYTES_MAX
 impl Server {
     /// An observer of this server.
     pub fn observer(&self) -> Observer {
-        Observer(Arc::downgrade(&self.inner))
+        Observer(Arc::downgrade(&self.front))
     }
 }
 
@@ -67,37 +68,49 @@ impl Inner {
         }
     }
 
-    /// See [`super::Observer::look`].
-    pub(super) fn metrics(&self) -> Metrics {
-        let exports: Vec<(String, Activity)> = self
-            .exports
-            .iter()
-            .map(|export| (export.options.name.clone(), self.activity_of_all(export)))
-            .collect();
-        let refused = |export: &Arc<Export>| {
-            let refused = export.attendance.refused.load(Ordering::Relaxed);
-            (export.options.name.clone(), refused)
-        };
-        let clients = exports.iter().flat_map(|(_, activity)| &activity.clients);
-        Metrics {
-            uptime: self.began.elapsed(),
-            connections: clients.filter(|client| client.is_connected).count() as u64,
-            pending_connections: self.pending_connections.len() as u64,
-            buffers_bytes: self.pool.len_bytes() as u64,
-            buffers_used_bytes: (self.pool.len_bytes() - self.pool.free_bytes()) as u64,
-            turns: self.turns.counts(),
-            rdma: self.verbs.as_ref().map(Verbs::counters),
-            bound: self.bound_files(),
-            sessions_refused: self.exports.iter().map(refused).collect(),
-            exports,
-        }
-    }
-
     fn bound_files(&self) -> Vec<(String, Vec<BoundFileInfo>)> {
         let Some(verbs) = &self.verbs else {
             return Vec::new();
         };
         let of = |export: &Arc<Export>| (export.options.name.clone(), verbs.activity(export).files);
         self.exports.iter().map(of).collect()
+    }
+}
+
+impl Front {
+    /// All engines that are served now.
+    pub(super) fn engines(&self) -> Vec<Arc<Inner>> {
+        let here = self.places.iter().filter_map(|place| place.here());
+        std::iter::once(Arc::clone(&self.home)).chain(here).collect()
+    }
+
+    /// See [`super::Observer::look`].
+    pub(super) fn metrics(&self) -> Metrics {
+        let (engines, common) = (self.engines(), &self.common);
+        let all: Vec<(&Arc<Inner>, &Arc<Export>)> = engines
+            .iter()
+            .flat_map(|inner| inner.exports.iter().map(move |export| (inner, export)))
+            .collect();
+        let activity = |&(inner, export): &(&Arc<Inner>, &Arc<Export>)| {
+            (export.options.name.clone(), inner.activity_of_all(export))
+        };
+        let exports: Vec<(String, Activity)> = all.iter().map(activity).collect();
+        let refused = |(_, export): &(&Arc<Inner>, &Arc<Export>)| {
+            let refused = export.attendance.refused.load(Ordering::Relaxed);
+            (export.options.name.clone(), refused)
+        };
+        let clients = exports.iter().flat_map(|(_, activity)| &activity.clients);
+        Metrics {
+            uptime: self.home.began.elapsed(),
+            connections: clients.filter(|client| client.is_connected).count() as u64,
+            pending_connections: common.pending_connections.len() as u64,
+            buffers_bytes: common.pool.len_bytes() as u64,
+            buffers_used_bytes: (common.pool.len_bytes() - common.pool.free_bytes()) as u64,
+            turns: common.turns.counts(),
+            rdma: self.home.verbs.as_ref().map(Verbs::counters),
+            bound: engines.iter().flat_map(|inner| inner.bound_files()).collect(),
+            sessions_refused: all.iter().map(refused).collect(),
+            exports,
+        }
     }
 }

@@ -48,7 +48,7 @@ impl Inner {
             let last = std::mem::replace(&mut turn, Instant::now());
             let now_ms = self.now_ms();
             self.excuse_unheard(turn - last > tick * TICKS_MAX, now_ms);
-            if self.turns.busy_for() > tick * TICKS_MAX {
+            if self.common.turns.busy_for() > tick * TICKS_MAX {
                 self.excuse_unconnected(now_ms);
             }
             let gone = self.take_gone(now_ms, &mut drained);
@@ -68,7 +68,7 @@ impl Inner {
                     false => self.let_go(&session),
                 }
             }
-            self.pending_connections.close_older(self.lease);
+            self.common.pending_connections.close_older(self.lease);
             self.note_session_ends();
             for store in self.stores.iter().filter(|store| self.grace(store).is_over()) {
                 self.end_grace(store);

@@ -397,6 +397,11 @@ impl State {
         kept.is_stopped = true;
     }
 
+    /// Notes that the pool is another server's by now: this makes no more records.
+    pub(super) fn note_loss(&self) {
+        self.content.lock().is_stopped = true;
+    }
+
     /// Records that a restart has no sessions to wait for, if no session lives. The caller knows that none comes back,
     /// and does not call this for each session that ends: short-lived clients would cause a write of the pool each
     /// time.

@@ -40,7 +40,7 @@ impl Inner {
             };
             return Ok((session, state));
         }
-        let place = self.admission.admit(&export.attendance, account)?;
+        let place = self.common.admission.admit(&export.attendance, account)?;
         let store = &export.store;
         let number = store.state.new_session(&*store.fs);
         let session = Arc::new(Session::new(export, number, false, place, self.now_ms()));
@@ -67,13 +67,15 @@ impl Inner {
                     entry.get().detach();
                     Ok((Some(Arc::clone(entry.get())), false))
                 }
-                Entry::Vacant(entry) if is_in_grace => self.admission.admit(&export.attendance, account).map(|place| {
-                    let session = Session::new(export, resume_token.session, true, place, self.now_ms());
-                    if self.grace(store).takes_claims_of(resume_token.session) {
-                        session.was_locker();
-                    }
-                    (Some(Arc::clone(entry.insert(Arc::new(session)))), true)
-                }),
+                Entry::Vacant(entry) if is_in_grace => {
+                    self.common.admission.admit(&export.attendance, account).map(|place| {
+                        let session = Session::new(export, resume_token.session, true, place, self.now_ms());
+                        if self.grace(store).takes_claims_of(resume_token.session) {
+                            session.was_locker();
+                        }
+                        (Some(Arc::clone(entry.insert(Arc::new(session)))), true)
+                    })
+                }
                 Entry::Vacant(_) => Ok((None, false)),
             }
         };

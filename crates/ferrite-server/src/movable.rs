@@ -1,0 +1,129 @@
+//! Volumes that servers hand to each other.
+//!
+//! Contents: [`Movable`], the handle of such a volume's exports for the code that knows whether this server owns it;
+//! [`Place`], their place in the server.
+//!
+//! A volume's exports are known from the start, so that the handshake knows their keys. While another server owns the
+//! volume, a Hello is answered by the owner's address. The state of sessions lies in the volume, so a session that
+//! begins at one server continues at the next, as after a restart.
+//!
+//! *Architecture invariant:* this crate does not know how a volume is owned. It asks the function that comes with the
+//! engine whether an answer may leave.
+
+use std::sync::Arc;
+
+use ferrite_checks::ranked::Mutex;
+use ferrite_vfs::{FileSystem, FsError, Result};
+
+use super::export::{Export, ExportOptions};
+use super::front::Common;
+use super::{Inner, Opened, Running};
+use crate::lock_order;
+
+/// Whether an answer that was made before may leave.
+pub type MayAnswer = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// An export, and the engines that have it.
+pub(super) type Found = (Arc<Inner>, Arc<Export>);
+
+enum Served {
+    /// Another server has the volume, or none; clients reach it at this address, if it is not empty.
+    Elsewhere(String),
+    Here(Running),
+}
+
+/// The place of a movable volume in a server.
+pub(super) struct Place {
+    pub(super) exports: Vec<ExportOptions>,
+    served: Mutex<lock_order::Place, Served>,
+}
+
+impl Place {
+    pub(super) fn new(exports: Vec<ExportOptions>) -> Arc<Place> {
+        Arc::new(Place {
+            exports,
+            served: Mutex::new(Served::Elsewhere(String::new())),
+        })
+    }
+
+    /// The engines of the volume, if this server has it.
+    pub(super) fn here(&self) -> Option<Arc<Inner>> {
+        match &*self.served.lock() {
+            Served::Here(running) => Some(Arc::clone(&running.inner)),
+            Served::Elsewhere(_) => None,
+        }
+    }
+
+    /// The export that a client means.
+    ///
+    /// # Errors
+    /// [`FsError::NotOwner`].
+    pub(super) fn find(&self, means: impl Fn(&ExportOptions) -> bool) -> Result<Found> {
+        let address = match &*self.served.lock() {
+            Served::Here(running) => match (running.inner.find_export(means), &running.inner.may_answer) {
+                (Some(found), Some(may_answer)) if may_answer() => return Ok(found),
+                _ => String::new(),
+            },
+            Served::Elsewhere(address) => address.clone(),
+        };
+        Err(FsError::NotOwner { address })
+    }
+
+    /// Ends the service of the volume here. `None` if it is elsewhere.
+    pub(super) fn take_away(&self) -> Option<Running> {
+        match std::mem::replace(&mut *self.served.lock(), Served::Elsewhere(String::new())) {
+            Served::Here(running) => Some(running),
+            elsewhere @ Served::Elsewhere(_) => {
+                *self.served.lock() = elsewhere;
+                None
+            }
+        }
+    }
+}
+
+/// A volume that servers hand to each other, as one of them sees it.
+pub struct Movable {
+    pub(super) place: Arc<Place>,
+    pub(super) common: Arc<Common>,
+}
+
+impl Movable {
+    /// Notes where clients reach the owner, as `HOST:PORT`, while it is another server; empty if that is not known.
+    pub fn is_at(&self, address: &str) {
+        if let Served::Elsewhere(known) = &mut *self.place.served.lock() {
+            address.clone_into(known);
+        }
+    }
+
+    /// Serves the volume from now on. `may_answer` is asked before each answer leaves, and must be quick; an answer that
+    /// may not leave closes its connection instead, and the client asks again, here or at the next owner. Blocks for the
+    /// record of earlier sessions.
+    ///
+    /// # Errors
+    /// The root of an export is no directory; errors of the engine; the system has no threads.
+    pub fn serve(&self, engine: Arc<dyn FileSystem>, may_answer: MayAnswer) -> Result<()> {
+        let opened = Opened::open(vec![(engine, self.place.exports.clone())], &self.common.options)?;
+        let running = Running::start(opened, &self.common, Some(may_answer))?;
+        *self.place.served.lock() = Served::Here(running);
+        Ok(())
+    }
+
+    /// Ends the service here: connections are closed, and sessions are kept for the next owner. Close the engine before
+    /// the result is dropped, or open files without names are freed. `None` if this server does not have the volume.
+    /// Blocks as [`super::Server::stop`] does.
+    pub fn stop(&self) -> Option<Stopped> {
+        let mut running = self.place.take_away()?;
+        running.stop();
+        Some(Stopped(running))
+    }
+
+    /// The same after the volume was lost: nothing is written to it any more.
+    pub fn abandon(&self) -> Option<Stopped> {
+        let mut running = self.place.take_away()?;
+        running.abandon();
+        Some(Stopped(running))
+    }
+}
+
+/// The sessions of a volume whose service has ended. Dropping it releases what they have in the engine.
+pub struct Stopped(#[expect(dead_code, reason = "it is dropped")] Running);
