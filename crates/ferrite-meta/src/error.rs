@@ -41,7 +41,7 @@ pub enum Error {
     #[error("the store of metadata takes no more changes until it is opened again: {0}")]
     Io(String),
     /// Another server owns the shard, and its time runs.
-    #[error("{owner} ({address}) owns this volume, for {} ms more; ask there, or wait", left.as_millis())]
+    #[error("{owner}{} owns this volume, for {} ms more; ask there, or wait", in_brackets(.address), left.as_millis())]
     Owned {
         /// The name of the owner's process.
         owner: String,
@@ -78,6 +78,14 @@ pub enum Error {
     },
 }
 
+/// An address after a name, if there is one.
+fn in_brackets(address: &str) -> String {
+    match address {
+        "" => String::new(),
+        address => format!(" ({address})"),
+    }
+}
+
 /// A result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -98,9 +106,7 @@ impl From<Error> for FsError {
             Error::NoSpace(_) => FsError::NoSpace(SpaceOf::Blocks),
             Error::Corruption(_) => FsError::damaged(None, error.to_string()),
             Error::Owned { address, .. } => FsError::NotOwner { address },
-            Error::Lost { .. } | Error::Expired(_) => FsError::NotOwner {
-                address: String::new(),
-            },
+            Error::Lost { .. } | Error::Expired(_) => FsError::NotOwner { address: String::new() },
             error => FsError::Io(error.to_string()),
         }
     }

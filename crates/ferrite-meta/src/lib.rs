@@ -50,7 +50,7 @@ pub use remote::{
     ShardRow, Tenure, Values,
 };
 #[cfg(feature = "postgres")]
-pub use remote::{PostgresOptions, PostgresRemote};
+pub use remote::{PostgresOptions, PostgresRemote, Tenancy};
 #[cfg(feature = "rocksdb")]
 pub use rocks::{Backend, Options, RocksStore};
 #[cfg(feature = "rocksdb")]

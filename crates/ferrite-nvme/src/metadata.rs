@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use ferrite_blob::BlobStore;
 use ferrite_blob::device::uring::Reactor;
-use ferrite_meta::{Backend, MetaStore, RocksStore};
+use ferrite_meta::{Backend, MetaStore, Owner, RocksStore};
 use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
 
 use crate::backend::MetaBlobs;
@@ -29,8 +29,8 @@ pub(crate) fn of_meta(place: &str, error: &ferrite_meta::Error) -> VolumeError {
             by: by.clone(),
             process: None,
         },
-        ferrite_meta::Error::Owned { owner, address, .. } => VolumeErrorKind::InUse {
-            by: format!("{owner} ({address})"),
+        ferrite_meta::Error::Owned { owner, .. } => VolumeErrorKind::InUse {
+            by: owner.clone(),
             process: None,
         },
         ferrite_meta::Error::Invalid(_) => VolumeErrorKind::Invalid,
@@ -153,19 +153,32 @@ pub(crate) fn backend(config: &Config, reactor: &Arc<Reactor>, opening: Opening)
 /// # Errors
 /// It is missing, damaged or in use; errors of the medium or the database.
 pub(crate) fn open(config: &Config, reactor: &Arc<Reactor>, opening: Opening) -> Result<Box<dyn MetaStore>> {
+    open_as(config, reactor, opening, None)
+}
+
+/// The same; a volume in a database gets this owner.
+///
+/// # Errors
+/// As for [`open`].
+pub(crate) fn open_as(
+    config: &Config,
+    reactor: &Arc<Reactor>,
+    opening: Opening,
+    owner: Option<&Owner>,
+) -> Result<Box<dyn MetaStore>> {
     match config.metadata.postgres {
-        Some(_) => database::open(config),
+        Some(_) => database::open(config, owner),
         None => Ok(Box::new(rocksdb(config, reactor, opening)?)),
     }
 }
 
 #[cfg(feature = "postgres")]
-mod database;
+pub(crate) mod database;
 
 /// Builds without PostgreSQL.
 #[cfg(not(feature = "postgres"))]
 mod database {
-    use super::{Config, MetaStore, Result, invalid};
+    use super::{Config, MetaStore, Owner, Result, invalid};
 
     fn absent<T>(config: &Config) -> Result<T> {
         let text = format!(
@@ -179,7 +192,7 @@ mod database {
         absent(config)
     }
 
-    pub(super) fn open(config: &Config) -> Result<Box<dyn MetaStore>> {
+    pub(super) fn open(config: &Config, _owner: Option<&Owner>) -> Result<Box<dyn MetaStore>> {
         absent(config)
     }
 }

@@ -61,6 +61,9 @@ pub struct Options {
     /// The owner that this opening is, if the metadata store decides who owns a volume. Its epoch is larger than those
     /// of all earlier openings. `None`: the pool has one owner at a time, and counts its openings.
     pub guard: Option<Guard>,
+    /// The name and the address of this process as the owner of a volume in a database. `None`: a name of its own, and
+    /// the opening waits a little for an owner that is about to leave.
+    pub owner: Option<ferrite_meta::Owner>,
     /// Bits of the hash of names: fewer than 62 make names collide, for tests.
     pub hash_bits: u32,
 }
@@ -74,6 +77,7 @@ impl Default for Options {
             clock: Box::new(system_clock),
             small_bytes_max: SMALL_BYTES_MAX,
             guard: None,
+            owner: None,
             hash_bits: HASH_BITS,
         }
     }

@@ -5,6 +5,8 @@
 //! is checked last: after everything that it is made of was read, and before the caller gets it. An answer that comes
 //! too late becomes an error; a change that was committed before stays committed, as after a lost reply.
 //!
+//! [`Core`] says to servers whether it may answer, for answers that need no engine.
+//!
 //! Used by `volume`, and by tests.
 
 use std::sync::Arc;
@@ -12,6 +14,7 @@ use std::sync::Arc;
 use ferrite_vfs::buffers::Buffer;
 use ferrite_vfs::buffers::borrowed::Borrowed;
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
+use ferrite_vfs::volume::Ownership;
 use ferrite_vfs::{
     Attr, Ctx, DirEntry, FallocateMode, FileSystem, FsError, Ino, Layer, NewFile, NewNode, OpenFile, OpenFlags,
     OpenMode, Opened, ReadDone, RenameMode, Result, SetAttr, Start, StatFs, WriteDone, WriteMode, Written, XattrMode,
@@ -65,6 +68,19 @@ impl Core {
         // A server that has lost the volume may also have met errors for that reason.
         self.meta.may_answer().map_err(FsError::from)?;
         answer
+    }
+}
+
+impl Ownership for Core {
+    fn may_answer(&self) -> bool {
+        self.meta.may_answer().is_ok()
+    }
+
+    fn lost(&self) -> Option<String> {
+        let ended = self.meta.health().err().filter(ferrite_meta::Error::is_fatal);
+        ended
+            .map(|error| error.to_string())
+            .or_else(|| self.failed.lock().clone())
     }
 }
 

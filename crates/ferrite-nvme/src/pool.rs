@@ -255,7 +255,7 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Parts> {
         config = description.config()?;
     }
     let reactor = reactor(&config)?;
-    let store = metadata::open(&config, &reactor, opening)?;
+    let store = metadata::open_as(&config, &reactor, opening, options.owner.as_ref())?;
     let record = open::read_record(&*store).map_err(|error| of_fs(&config.metadata_place(), &error))?;
     let (has, named) = (usize::from(record.stores), config.data.len());
     if named < has {

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ferrite_vfs::volume::{
-    DumpedPiece, InfoLine, Progress, ScrubReport, Volume, VolumeError, VolumeErrorKind, VolumeInfo, human_bytes,
+    DumpedPiece, InfoLine, Ownership, Progress, ScrubReport, Volume, VolumeError, VolumeErrorKind, VolumeInfo,
+    human_bytes,
 };
 use ferrite_vfs::{FileSystem, FsError, Ino, SYSTEM};
 
@@ -352,6 +353,11 @@ impl Volume for NvmeVolume {
 
     fn activity(&self) -> u64 {
         self.parts.fs.0.changes.load(Ordering::Relaxed)
+    }
+
+    fn ownership(&self) -> Option<Arc<dyn Ownership>> {
+        let is_shared = self.parts.config.metadata.postgres.is_some();
+        is_shared.then(|| Arc::clone(self.parts.fs.0.core()) as Arc<dyn Ownership>)
     }
 
     fn as_any(&self) -> &dyn Any {

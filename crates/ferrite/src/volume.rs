@@ -14,7 +14,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub use ferrite_vfs::volume::{
-    DumpedPiece, InfoLine, Progress, ScrubReport, Volume, VolumeError, VolumeErrorKind, VolumeInfo,
+    Candidacy, DumpedPiece, InfoLine, Ownership, Progress, ScrubReport, Tenancy, Volume, VolumeError, VolumeErrorKind,
+    VolumeInfo,
 };
 
 use crate::options::{Place, VolumeOptions};
@@ -55,12 +56,17 @@ fn open_remote(address: &Path, options: &VolumeOptions) -> Result<Arc<dyn Volume
 /// Opens the pool that a file describes.
 #[cfg(feature = "nvme")]
 fn open_nvme(path: &Path, options: &VolumeOptions) -> Result<Arc<dyn Volume>, VolumeError> {
+    Ok(Arc::new(ferrite_nvme::NvmeVolume::open(path, of_nvme(options))?))
+}
+
+#[cfg(feature = "nvme")]
+fn of_nvme(options: &VolumeOptions) -> ferrite_nvme::Options {
     let mut wanted = ferrite_nvme::Options::default();
     wanted.read_only = options.is_read_only();
     // A caller that accepts the losses of a power failure only looks.
     wanted.inspect = wanted.read_only && options.pool.accept_power_loss;
     wanted.keep_orphans = options.pool.keep_orphans;
-    Ok(Arc::new(ferrite_nvme::NvmeVolume::open(path, wanted)?))
+    wanted
 }
 
 /// All schemes; the first one is that of paths without a scheme.
@@ -284,6 +290,28 @@ impl Address {
         };
         options.check(place, self)?;
         (self.open)(self.path(), &options)
+    }
+}
+
+impl Address {
+    /// The candidacy of a server, which clients reach at `reached_at` (`HOST:PORT`), for a volume that servers hand to
+    /// each other, with the options of each opening. `None`: the volume belongs to this machine.
+    ///
+    /// # Errors
+    /// As for [`Self::open`], as far as they show before the volume is opened.
+    pub fn candidacy(
+        &self,
+        reached_at: &str,
+        options: impl Into<VolumeOptions>,
+    ) -> Result<Option<Arc<dyn Candidacy>>, VolumeError> {
+        #[cfg(feature = "postgres")]
+        if self.scheme == NVME {
+            let options = options.into();
+            options.check(Place::Devices, self)?;
+            return ferrite_nvme::candidacy(self.path(), reached_at, move || of_nvme(&options));
+        }
+        let _ = (reached_at, options);
+        Ok(None)
     }
 }
 

@@ -14,7 +14,7 @@ use crate::device::random;
 use crate::refusal::{Result, invalid, medium, refuse};
 
 /// A volume has one shard.
-const SHARD: u64 = 1;
+pub(crate) const SHARD: u64 = 1;
 /// How long an owner that has ended its work may take to give the volume up.
 const GIVEN_UP_WITHIN: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -46,7 +46,8 @@ fn password(path: &Path) -> Result<String> {
     }
 }
 
-fn remote(config: &Config) -> Result<PostgresRemote> {
+/// The database of a pool.
+pub(crate) fn remote(config: &Config) -> Result<PostgresRemote> {
     let metadata = &config.metadata;
     let connection = metadata.postgres.as_deref().unwrap_or_default();
     let mut options = PostgresOptions::new(connection, metadata.volume());
@@ -58,13 +59,13 @@ fn remote(config: &Config) -> Result<PostgresRemote> {
     PostgresRemote::new(&options).map_err(|error| of_meta(&config.metadata_place(), &error))
 }
 
-/// This opening of a pool, as others see it. No two openings have the same name.
-fn owner() -> Owner {
+/// This opening of a pool, as others see it, with the address where clients reach it. No two have the same name.
+pub(crate) fn owner(address: Option<&str>) -> Owner {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let unique = u64::from_le_bytes(random());
     Owner {
         name: format!("{host} process {} {unique:016x}", std::process::id()),
-        address: host,
+        address: address.unwrap_or_default().to_owned(),
     }
 }
 
@@ -75,7 +76,7 @@ pub(super) fn create(config: &Config, force: bool) -> Result<()> {
     match remote.create(SHARD) {
         Err(ferrite_meta::Error::Exists(_)) if force => {
             // An owner would go on as if nothing had happened.
-            let tenure = remote.take(SHARD, &owner(), Duration::from_secs(10));
+            let tenure = remote.take(SHARD, &owner(None), Duration::from_secs(10));
             match tenure {
                 Ok(_) | Err(ferrite_meta::Error::Missing(_)) => {}
                 Err(error) => return Err(failed(error)),
@@ -87,10 +88,14 @@ pub(super) fn create(config: &Config, force: bool) -> Result<()> {
     }
 }
 
-/// Takes the volume. Waits a little for an owner that is about to give it up.
-pub(super) fn open(config: &Config) -> Result<Box<dyn MetaStore>> {
-    let owner = owner();
-    let until = Instant::now() + GIVEN_UP_WITHIN;
+/// Takes the volume. Without an owner's name, it waits a little for an owner that is about to give it up.
+pub(super) fn open(config: &Config, named: Option<&Owner>) -> Result<Box<dyn MetaStore>> {
+    let owner = named.cloned().unwrap_or_else(|| owner(None));
+    let patience = match named {
+        Some(_) => Duration::ZERO,
+        None => GIVEN_UP_WITHIN,
+    };
+    let until = Instant::now() + patience;
     loop {
         let mut options = OwnedOptions::default();
         options.cache_bytes = usize::try_from(config.metadata.cache).unwrap_or(usize::MAX);

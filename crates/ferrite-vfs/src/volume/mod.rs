@@ -1,12 +1,14 @@
 //! The administrator's side of an engine: [`Volume`], and its reports.
 //!
 //! Contents: the trait through which the program, the control socket and the library administer an opened engine
-//! without knowing which one it is; its reports; its error, [`VolumeError`].
+//! without knowing which one it is; its reports; its error, [`VolumeError`]; the ownership of volumes that servers hand
+//! to each other, in `ownership`.
 //!
 //! *Architecture invariant:* a report crosses a socket, so it is plain data. Details of one engine cross it as text for
 //! people and as JSON for programs; no code above the engine interprets either.
 
 mod error;
+mod ownership;
 
 use std::any::Any;
 use std::sync::Arc;
@@ -16,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::{FileSystem, Ino};
 
 pub use error::{VolumeError, VolumeErrorKind};
+pub use ownership::{Candidacy, Ownership, Tenancy};
 
 /// A receiver of progress: phase, done, total.
 pub type Progress<'p> = &'p mut dyn FnMut(&'static str, u64, u64);
@@ -66,6 +69,11 @@ pub trait Volume: Send + Sync {
     /// Inodes dropped from memory since it was opened, which hints when memory can be returned to the system. Cheap.
     fn inodes_dropped(&self) -> u64 {
         0
+    }
+
+    /// The ownership of a volume that servers hand to each other; `None` if it belongs to this machine.
+    fn ownership(&self) -> Option<Arc<dyn Ownership>> {
+        None
     }
 
     /// The engine itself, for callers who know which one they opened.

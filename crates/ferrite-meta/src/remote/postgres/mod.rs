@@ -1,6 +1,7 @@
 //! Shards in PostgreSQL.
 //!
-//! Contents: [`PostgresRemote`], over the tables of `sql`, by connections of `session`, which `tls` encrypts.
+//! Contents: [`PostgresRemote`], over the tables of `sql`, by connections of `session`, which `tls` encrypts; the look of
+//! a server that stands by, in `tenancy`.
 //!
 //! A commit counts as durable when the server says so without reservation: the session has `synchronous_commit` on, and
 //! the guard of each batch refuses a server without `fsync`. With `synchronous_standby_names`, that includes the
@@ -14,6 +15,7 @@
 
 mod session;
 mod sql;
+mod tenancy;
 mod tls;
 
 use std::path::PathBuf;
@@ -31,6 +33,8 @@ use crate::error::{Error, Result};
 use crate::lock_order;
 use session::{Failure, Prepared, Session};
 use sql::Statements;
+
+pub use tenancy::Tenancy;
 
 /// Between attempts to reach a server.
 const RETRY_AFTER: Duration = Duration::from_millis(50);

@@ -57,6 +57,8 @@ pub(super) struct Prepared {
     pub(super) confirm: Statement,
     pub(super) get_many: Statement,
     pub(super) scan: Statement,
+    pub(super) tenancy: Statement,
+    pub(super) ask: Statement,
 }
 
 /// See the head of this module.
@@ -205,6 +207,8 @@ impl Session {
                 confirm: client.prepare(&all.confirm).await?,
                 get_many: client.prepare(&all.get_many).await?,
                 scan: client.prepare(&all.scan).await?,
+                tenancy: client.prepare(&all.tenancy).await?,
+                ask: client.prepare(&all.ask).await?,
             })
         };
         self.line.run(call)

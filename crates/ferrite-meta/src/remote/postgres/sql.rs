@@ -23,6 +23,8 @@ pub(super) struct Statements {
     pub(super) confirm: String,
     pub(super) get_many: String,
     pub(super) scan: String,
+    pub(super) tenancy: String,
+    pub(super) ask: String,
     pub(super) create: String,
     pub(super) remove: String,
 }
@@ -86,10 +88,21 @@ impl Statements {
                  WHERE shard = $1::bigint AND key >= $2::bytea AND key < $3::bytea ORDER BY key LIMIT $4::bigint) \
                  AS page ON true WHERE owners.shard = $1::bigint ORDER BY page.key"
             ),
+            tenancy: format!(
+                "SELECT epoch, owner, address, \
+                 (extract(epoch FROM greatest(expires, timestamptz 'epoch') - clock_timestamp()) * 1000000)::bigint, \
+                 CASE WHEN asked_epoch = epoch THEN asked_to END \
+                 FROM {schema}.owners WHERE shard = $1::bigint"
+            ),
+            ask: format!(
+                "UPDATE {schema}.owners SET asked_epoch = epoch, asked_to = $3::text \
+                 WHERE shard = $1::bigint AND epoch = $2::bigint"
+            ),
             create: format!(
                 "CREATE SCHEMA {schema}; \
                  CREATE TABLE {schema}.owners (shard bigint PRIMARY KEY, epoch bigint NOT NULL, seq bigint NOT NULL, \
-                 owner text NOT NULL, address text NOT NULL, expires timestamptz NOT NULL, version int NOT NULL) \
+                 owner text NOT NULL, address text NOT NULL, expires timestamptz NOT NULL, version int NOT NULL, \
+                 asked_epoch bigint, asked_to text) \
                  WITH (fillfactor = 50); \
                  CREATE TABLE {schema}.pairs (shard bigint, key bytea, value bytea NOT NULL, PRIMARY KEY (shard, key));"
             ),

@@ -1,0 +1,74 @@
+//! Who owns a volume, as everybody sees it who may read the database.
+//!
+//! Contents: [`Tenancy`], which a server that stands by looks at, and the request to hand a volume over. Neither is part
+//! of [`Remote`](super::super::Remote): safety needs only that a tenure is taken and ends.
+//!
+//! A request names the epoch that it is to end, so it has no meaning for later owners.
+
+use std::time::Duration;
+
+use tokio_postgres::types::ToSql;
+
+use super::PostgresRemote;
+use crate::error::{Error, Result};
+
+/// Who owns a shard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Tenancy {
+    /// The epoch of the last tenure; 0 if there was none.
+    pub epoch: u64,
+    /// The name of the last owner's process.
+    pub owner: String,
+    /// Where clients reach that owner; may be empty.
+    pub address: String,
+    /// Until its time ends; zero if it has ended.
+    pub left: Duration,
+    /// Since its time has ended; zero if it has not.
+    pub free: Duration,
+    /// Somebody asked for the volume to be handed over: to the server at this address, or to any if it is empty.
+    pub asked_to: Option<String>,
+}
+
+impl PostgresRemote {
+    /// Who owns a shard, by the database's clock.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] if there is no such shard; [`Error::Unreachable`]; others of the database.
+    pub fn tenancy(&self, shard: u64) -> Result<Tenancy> {
+        let rows = self.read(|ready| ready.session.query(&ready.prepared.tenancy, &[&(shard as i64)]))?;
+        let row = rows
+            .first()
+            .ok_or_else(|| Error::Missing(format!("{}: it has no shard {shard}", self.place)))?;
+        let read = || {
+            let left_us = row.try_get::<_, i64>(3)?;
+            Ok(Tenancy {
+                epoch: row.try_get::<_, i64>(0)? as u64,
+                owner: row.try_get(1)?,
+                address: row.try_get(2)?,
+                left: Duration::from_micros(left_us.max(0) as u64),
+                free: Duration::from_micros(left_us.min(0).unsigned_abs()),
+                asked_to: row.try_get(4)?,
+            })
+        };
+        read().map_err(|error| self.unreadable(&error))
+    }
+
+    /// Asks the owner of this epoch to hand its shard over: to the server at this address, or to any if it is empty.
+    /// False if that tenure has ended.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`]; others of the database.
+    pub fn ask_for_hand_over(&self, shard: u64, epoch: u64, to: &str) -> Result<bool> {
+        let (shard, epoch) = (shard as i64, epoch as i64);
+        let call = |ready: &mut super::Ready| {
+            let with: [&(dyn ToSql + Sync); 3] = [&shard, &epoch, &to];
+            ready.session.query(&ready.prepared.ask, &with)?;
+            ready.session.query(&ready.prepared.tenancy, &[&shard])
+        };
+        let rows = self.read(call)?;
+        let found = rows.first().map(|row| row.try_get::<_, i64>(0));
+        let found = found.transpose().map_err(|error| self.unreadable(&error))?;
+        Ok(found == Some(epoch))
+    }
+}
