@@ -13,6 +13,7 @@ mod demo;
 mod df;
 mod doctor;
 mod dump;
+mod failover;
 mod files;
 mod freeze;
 mod freeze_guard;
@@ -147,6 +148,8 @@ enum Command {
     Mount(mount::Mount),
     /// Export pools to clients on the network
     Serve(serve::Serve),
+    /// Hand a pool from the server that owns it to another
+    Failover(failover::Failover),
     /// Show the activity of a server: requests, clients and latencies
     Top(top::Top),
     /// Make a key for exports of a server
@@ -242,6 +245,7 @@ fn run(arguments: Arguments) -> Outcome {
         Command::Mkfs(command) => command.run(),
         Command::Mount(command) => command.run(arguments.verbose),
         Command::Serve(command) => command.run(),
+        Command::Failover(command) => command.run(),
         Command::Top(command) => command.run(),
         Command::Key(command) => command.run(),
         Command::Umount(command) => command.run(),

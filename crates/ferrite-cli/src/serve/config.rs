@@ -32,6 +32,7 @@ struct FileText {
     sessions_per_key: Option<Spanned<u64>>,
     sessions_per_address: Option<Spanned<u64>>,
     metrics: Option<String>,
+    advertise: Option<String>,
     #[serde(default)]
     rdma: Vec<Spanned<String>>,
     #[serde(default)]
@@ -132,6 +133,7 @@ pub(super) fn read(path: &Path) -> Result<(Plan, Vec<Problem>), Failure> {
                 sessions_per_key: None,
                 sessions_per_address: None,
                 metrics: None,
+                advertise: None,
                 rdma: Vec::new(),
                 rdma_unprotected: false,
                 keys: BTreeMap::new(),
@@ -201,6 +203,7 @@ impl Reading<'_> {
                 .bounds(bounds)
                 .busy_poll(Duration::from_micros(file.busy_poll.unwrap_or(plan::BUSY_POLL_US))),
             metrics: file.metrics,
+            advertise: file.advertise,
             rdma: self.rdma(file.rdma, file.rdma_unprotected),
             pools: self.pools(file.pools),
         };

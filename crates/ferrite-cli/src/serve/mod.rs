@@ -1,8 +1,8 @@
 //! `ferrite serve`: export pools to clients on the network.
 //!
 //! Contents: the command line, and the life of a server. A [`Plan`] (`plan`), from the command line or from a file
-//! (`config`), says what to serve; `check` inspects the pools of a plan, `notify` reports the server's state to
-//! systemd.
+//! (`config`), says what to serve; `check` inspects the pools of a plan, `standby` has this server's part in pools that
+//! servers hand to each other, `notify` reports the server's state to systemd.
 //!
 //! The server stays in the foreground, as systemd likes it, and ends cleanly on a signal: clients keep their sessions,
 //! and continue after a restart.
@@ -12,6 +12,7 @@ mod config;
 mod notify;
 mod plan;
 mod rdma;
+mod standby;
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -30,6 +31,7 @@ use super::metrics::Endpoint;
 use super::target::local_address;
 use super::{FAILED, Failure, Outcome, USAGE, complain, opening, say};
 use plan::{Export, Listen, Plan, Pool, Problem};
+use standby::Standby;
 
 /// Export pools to clients on the network
 #[derive(Debug, clap::Args)]
@@ -53,6 +55,10 @@ pools in memory can be written that way.
 
 A key authenticates a host, not a user. The server believes clients about users and groups, except that root is nobody.
 
+Servers with the same pool in a database (docs/failover.md) stand by for each other: one owns the pool, and another takes \
+it over when the owner ends or dies. Clients name them all:
+  ferrite mount tcp://a,b,c/data /mnt
+
 While the server is stopped, clients wait. Once it is restarted, they continue with their files open and their locks \
 held, and each change happens once.
 
@@ -65,7 +71,7 @@ pub(crate) struct Serve {
     /// Configuration file of pools and exports
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     #[arg(conflicts_with_all = ["pool", "listen", "name", "path", "read_only", "no_root_squash", "key", "encryption"])]
-    #[arg(conflicts_with_all = ["threads", "lease", "busy_poll", "metrics", "rdma", "rdma_unprotected"])]
+    #[arg(conflicts_with_all = ["threads", "lease", "busy_poll", "metrics", "rdma", "rdma_unprotected", "advertise"])]
     config: Option<PathBuf>,
     /// Only check the file, its keys and its pools; prints nothing if all is well
     #[arg(long, requires = "config")]
@@ -102,6 +108,10 @@ pub(crate) struct Serve {
     /// least 200
     #[arg(long, value_name = "MICROSECONDS", default_value_t = plan::BUSY_POLL_US)]
     busy_poll: u64,
+    /// Where clients reach this server, for pools that servers hand to each other: the others tell it to clients
+    /// [default: the first address to listen on]
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise: Option<String>,
     /// Serve Prometheus metrics at this address, as /metrics; a port alone means 127.0.0.1. Everybody who can reach the
     /// address can read them
     #[arg(long, value_name = "HOST:PORT")]
@@ -194,6 +204,7 @@ impl Serve {
                 .lease(Duration::from_secs(self.lease))
                 .busy_poll(Duration::from_micros(self.busy_poll)),
             metrics: self.metrics,
+            advertise: self.advertise,
             pools: vec![pool],
         };
         match plan.unreachable().into_iter().next() {
@@ -215,7 +226,8 @@ fn serve(plan: Plan) -> Outcome {
     let (addresses, mut fabric) = reached_at(&listeners, &plan.listen)?;
     // Before opening anything, so that a signal from now on ends it cleanly.
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
-    let pools = Pools::open(plan.pools, &addresses)?;
+    let reached_at = plan.advertise.unwrap_or_else(|| reached_at_by_default(&listeners));
+    let pools = Pools::open(plan.pools, &addresses, &reached_at)?;
     let (volumes, mut said) = (pools.volumes, pools.said);
     if let Some(fabric) = &mut fabric {
         fabric.busy_poll = fabric.busy_poll.max(plan.options.busy_poll);
@@ -232,8 +244,12 @@ fn serve(plan: Plan) -> Outcome {
         }
     }
     let options = plan.options.fabric(fabric).rdma(rdma);
-    let served = Server::start(listeners, pools.engines, &options);
-    let mut server = served.map_err(|error| Failure::new(FAILED, error.to_string()))?;
+    let movable = pools.standbys.iter().map(|(_, exports)| exports.clone()).collect();
+    let served = Server::start_with_movable(listeners, pools.engines, movable, &options);
+    let (mut server, movable) = served.map_err(|error| Failure::new(FAILED, error.to_string()))?;
+    let standbys = pools.standbys.into_iter().zip(movable);
+    let standbys = standbys.map(|((standby, _), movable)| standby.start(movable));
+    let standbys: Vec<standby::Handle> = standbys.collect::<Result<_, _>>()?;
     let metrics = metrics.map(|listener| Endpoint::start(listener, server.observer()));
     let metrics = metrics.transpose()?;
     said.into_iter().for_each(|line| say(format_args!("{line}")));
@@ -245,10 +261,13 @@ fn serve(plan: Plan) -> Outcome {
     notify::tell("STOPPING=1");
     tracing::info!(signal, sessions = server.sessions(), "received a signal to end");
     drop(metrics);
+    // First those for which others wait.
+    standbys.iter().for_each(standby::Handle::ask_to_end);
+    let handed_over: Vec<_> = standbys.into_iter().map(standby::Handle::wait).collect();
     server.stop();
     // First the pools: sessions keep their open files over the restart. All of them, even if one fails.
     let closed: Vec<_> = volumes.iter().map(|volume| volume.close()).collect();
-    closed.into_iter().collect::<Result<(), _>>()?;
+    handed_over.into_iter().chain(closed).collect::<Result<(), _>>()?;
     drop(server);
     Ok(0)
 }
@@ -268,9 +287,23 @@ fn reached_at(listeners: &[TcpListener], listen: &[Listen]) -> Result<(Vec<Strin
     Ok((addresses, fabric))
 }
 
-/// The pools of a server, open.
+/// Where clients reach this server, as far as its first listening socket says.
+fn reached_at_by_default(listeners: &[TcpListener]) -> String {
+    let address = listeners.first().and_then(|listener| listener.local_addr().ok());
+    match address {
+        Some(address) if address.ip().is_unspecified() => {
+            let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+            format!("{host}:{}", address.port())
+        }
+        Some(address) => address.to_string(),
+        None => String::new(),
+    }
+}
+
+/// The pools of a server: those of this machine open, and its part in those that servers hand to each other.
 struct Pools {
     volumes: Vec<Arc<dyn Volume>>,
+    standbys: Vec<(Standby, Vec<ExportOptions>)>,
     /// Each engine, and what is exported of it.
     engines: Vec<(Arc<dyn FileSystem>, Vec<ExportOptions>)>,
     /// Lines for the user, printed once the server runs.
@@ -278,35 +311,54 @@ struct Pools {
 }
 
 impl Pools {
-    fn open(planned: Vec<Pool>, addresses: &[String]) -> Result<Pools, Failure> {
+    fn open(planned: Vec<Pool>, addresses: &[String], reached_at: &str) -> Result<Pools, Failure> {
         let mut pools = Pools {
             volumes: Vec::new(),
+            standbys: Vec::new(),
             engines: Vec::new(),
             said: Vec::new(),
         };
+        let shared = Arc::new(standby::Shared::default());
         for pool in planned {
             let path = pool.address.path().display();
-            let volume = opening::volume(&pool.address, &pool.options.keep_orphans(true))?;
-            for warning in volume.warnings() {
-                complain(format_args!("ferrite: {path}: {warning}"));
-            }
-            let exports = pool.exports.into_iter().map(|export| {
-                let is_read_only = export.options.read_only || volume.is_read_only();
-                export.options.read_only(is_read_only)
+            let lines = pool.exports.iter().flat_map(|export| {
+                let name = &export.options.name;
+                addresses.iter().map(move |address| format!("{address}/{name}"))
             });
-            let exports: Vec<ExportOptions> = exports.collect();
-            for export in &exports {
-                // If the directory is missing, use this text: the server's own names no directory.
-                check::directory(&*volume.fs(), &export.path)
-                    .map_err(|why| Failure::new(FAILED, format!("{path}: {why}")))?;
-                let lines = addresses
-                    .iter()
-                    .map(|address| format!("serving {path} as {address}/{}", export.name));
-                pools.said.extend(lines);
+            let lines: Vec<String> = lines.map(|place| format!("serving {path} as {place}")).collect();
+            match Standby::of(&pool, reached_at, lines.clone(), &shared)? {
+                Some(standby) => {
+                    let exports = pool.exports.into_iter().map(|export| export.options);
+                    pools.standbys.push((standby, exports.collect()));
+                }
+                None => {
+                    pools.open_own(pool)?;
+                    pools.said.extend(lines);
+                }
             }
-            pools.engines.push((volume.fs(), exports));
-            pools.volumes.push(volume);
         }
         Ok(pools)
+    }
+
+    /// Opens a pool of this machine.
+    fn open_own(&mut self, pool: Pool) -> Result<(), Failure> {
+        let path = pool.address.path().display();
+        let volume = opening::volume(&pool.address, &pool.options.keep_orphans(true))?;
+        for warning in volume.warnings() {
+            complain(format_args!("ferrite: {path}: {warning}"));
+        }
+        let exports = pool.exports.into_iter().map(|export| {
+            let is_read_only = export.options.read_only || volume.is_read_only();
+            export.options.read_only(is_read_only)
+        });
+        let exports: Vec<ExportOptions> = exports.collect();
+        for export in &exports {
+            // If the directory is missing, use this text: the server's own names no directory.
+            check::directory(&*volume.fs(), &export.path)
+                .map_err(|why| Failure::new(FAILED, format!("{path}: {why}")))?;
+        }
+        self.engines.push((volume.fs(), exports));
+        self.volumes.push(volume);
+        Ok(())
     }
 }

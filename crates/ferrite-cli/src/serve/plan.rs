@@ -34,6 +34,8 @@ pub(super) struct Plan {
     pub(super) options: ServerOptions,
     /// Where metrics are offered.
     pub(super) metrics: Option<String>,
+    /// Where clients reach this server, for pools that servers hand to each other.
+    pub(super) advertise: Option<String>,
     pub(super) pools: Vec<Pool>,
     /// Where RDMA is offered.
     pub(super) rdma: Vec<SocketAddr>,

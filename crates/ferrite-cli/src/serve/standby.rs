@@ -1,0 +1,318 @@
+//! Pools that servers hand to each other: this server's part.
+//!
+//! Contents: [`Standby`], one for each such pool, whose thread stands by while another server owns the pool, takes it
+//! when it is free, serves it, and hands it over when it is asked to or the server ends.
+//!
+//! A pool is free when its owner has given it up, or when the owner's lease has ended by the database's clock. Servers
+//! that own pools already wait longer, so that the pools of a dead server spread over those that are left.
+//!
+//! Invariant: the service of a pool ends before the pool is closed, and the pool is closed before its lease is given up.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use ferrite::volume::{Candidacy, Tenancy, Volume, VolumeError, VolumeErrorKind};
+use ferrite_server::Movable;
+
+use super::check;
+use super::plan::Pool;
+use crate::{FAILED, Failure, about, complain, say};
+
+/// Between looks at a pool that another server owns.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Between looks at a pool that this server owns: whether it still does, and whether it is asked for.
+const CHECK_EVERY: Duration = Duration::from_millis(50);
+const ASKED_EVERY: Duration = Duration::from_millis(500);
+/// How much longer a server waits for each pool that it owns, and at most.
+const SPREAD: Duration = Duration::from_millis(200);
+const SPREAD_MAX: Duration = Duration::from_secs(2);
+/// How long a free pool is left to the server for which it was asked, and to others after this one handed it over.
+const LEFT_TO_OTHERS: Duration = Duration::from_secs(3);
+/// How long to rest after an attempt that failed.
+const REST: Duration = Duration::from_secs(1);
+
+/// What all pools of this server share.
+#[derive(Default)]
+pub(super) struct Shared {
+    ends: AtomicBool,
+    /// Pools that this server owns.
+    owned: AtomicUsize,
+}
+
+/// See the head of this module.
+pub(super) struct Standby {
+    path: PathBuf,
+    candidacy: Arc<dyn Candidacy>,
+    /// The directories that are exported.
+    directories: Vec<Vec<u8>>,
+    /// The lines for the user when the pool is served.
+    said: Vec<String>,
+    /// Where clients reach this server.
+    reached_at: String,
+    shared: Arc<Shared>,
+}
+
+/// A running [`Standby`].
+pub(super) struct Handle {
+    shared: Arc<Shared>,
+    thread: JoinHandle<Result<(), VolumeError>>,
+}
+
+impl Handle {
+    /// Asks for the end of all of this server.
+    pub(super) fn ask_to_end(&self) {
+        self.shared.ends.store(true, Ordering::Release);
+        self.thread.thread().unpark();
+    }
+
+    /// Waits for the end.
+    ///
+    /// # Errors
+    /// The pool could not be closed.
+    pub(super) fn wait(self) -> Result<(), VolumeError> {
+        // A panic of the thread was reported when it happened.
+        self.thread.join().unwrap_or(Ok(()))
+    }
+}
+
+impl Standby {
+    /// This server's part in a pool; `None` if the pool belongs to this machine.
+    pub(super) fn of(
+        pool: &Pool,
+        reached_at: &str,
+        said: Vec<String>,
+        shared: &Arc<Shared>,
+    ) -> Result<Option<Standby>, Failure> {
+        let path = pool.address.path();
+        let options = pool.options.keep_orphans(true);
+        let found = pool.address.candidacy(reached_at, options);
+        let found = found.map_err(|error| match error.names_volume() {
+            true => error.into(),
+            false => about(path)(error),
+        })?;
+        Ok(found.map(|candidacy| Standby {
+            path: path.to_path_buf(),
+            candidacy,
+            directories: pool.exports.iter().map(|export| export.options.path.clone()).collect(),
+            said,
+            reached_at: reached_at.to_owned(),
+            shared: Arc::clone(shared),
+        }))
+    }
+
+    /// Takes the pool if it is free, and starts the thread. A pool that cannot be opened for another reason than its
+    /// owner is an error now, and a message later.
+    pub(super) fn start(self, movable: Movable) -> Result<Handle, Failure> {
+        let tenancy = self.candidacy.look()?;
+        let opened = match tenancy.left.is_zero() {
+            true => self.open(&movable)?,
+            false => None,
+        };
+        if opened.is_none() {
+            movable.is_at(&tenancy.address);
+            say(format_args!(
+                "standing by for {}, which {} owns",
+                self.path.display(),
+                owner_of(&tenancy)
+            ));
+        }
+        let shared = Arc::clone(&self.shared);
+        let thread = std::thread::Builder::new()
+            .name("ferrite-standby".into())
+            .spawn(move || self.run(&movable, opened))?;
+        Ok(Handle { shared, thread })
+    }
+
+    fn ends(&self) -> bool {
+        self.shared.ends.load(Ordering::Acquire)
+    }
+
+    fn run(&self, movable: &Movable, mut opened: Option<Arc<dyn Volume>>) -> Result<(), VolumeError> {
+        // The epoch that this server handed over, and until when that is for others.
+        let mut left_to_others: Option<(u64, Instant)> = None;
+        loop {
+            let volume = match opened.take() {
+                Some(volume) => volume,
+                None if self.ends() => return Ok(()),
+                None => match self.take_turn(movable, left_to_others) {
+                    Some(volume) => volume,
+                    None => continue,
+                },
+            };
+            self.shared.owned.fetch_add(1, Ordering::Relaxed);
+            let handed_over = self.own(movable, &volume);
+            self.shared.owned.fetch_sub(1, Ordering::Relaxed);
+            let end = match handed_over {
+                Some(_) => self.hand_over(movable, &volume),
+                None => {
+                    self.abandon(movable, &volume);
+                    Ok(())
+                }
+            };
+            if self.ends() {
+                return end;
+            }
+            if let Err(error) = end {
+                complain(format_args!("ferrite: {}: {error}", self.path.display()));
+            }
+            left_to_others = handed_over.map(|epoch| (epoch, Instant::now() + LEFT_TO_OTHERS));
+            if handed_over.is_none() {
+                std::thread::park_timeout(REST);
+            }
+        }
+    }
+
+    /// Looks once, and takes the pool if it is this server's turn.
+    fn take_turn(&self, movable: &Movable, left_to_others: Option<(u64, Instant)>) -> Option<Arc<dyn Volume>> {
+        let tenancy = match self.candidacy.look() {
+            Ok(tenancy) => tenancy,
+            Err(error) => {
+                tracing::warn!("{}: {error}", self.path.display());
+                std::thread::park_timeout(REST);
+                return None;
+            }
+        };
+        movable.is_at(if tenancy.is_own { "" } else { &tenancy.address });
+        let is_left = left_to_others.is_some_and(|(epoch, until)| tenancy.epoch == epoch && Instant::now() < until);
+        if is_left || !self.may_take(&tenancy) {
+            std::thread::park_timeout(LOOK_EVERY);
+            return None;
+        }
+        match self.open(movable) {
+            Ok(Some(volume)) => Some(volume),
+            Ok(None) => {
+                std::thread::park_timeout(LOOK_EVERY);
+                None
+            }
+            Err(failure) => {
+                complain(format_args!("ferrite: {}", failure.text()));
+                std::thread::park_timeout(REST);
+                None
+            }
+        }
+    }
+
+    /// Whether it is this server's turn to take a pool.
+    fn may_take(&self, tenancy: &Tenancy) -> bool {
+        if !tenancy.left.is_zero() {
+            return false;
+        }
+        let owned = u32::try_from(self.shared.owned.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
+        let spread = SPREAD.saturating_mul(owned).min(SPREAD_MAX);
+        match tenancy.asked_to.as_deref() {
+            Some(to) if to == self.reached_at => true,
+            Some(to) if !to.is_empty() => tenancy.free >= LEFT_TO_OTHERS + spread,
+            _ => tenancy.free >= spread,
+        }
+    }
+
+    /// Opens the pool, and serves it. `None`: another server was faster, or has not let go of a device yet.
+    fn open(&self, movable: &Movable) -> Result<Option<Arc<dyn Volume>>, Failure> {
+        let path = self.path.display();
+        let volume = match self.candidacy.open() {
+            Ok(volume) => volume,
+            Err(error) if matches!(error.kind(), VolumeErrorKind::InUse { .. }) => {
+                tracing::debug!("{path}: {error}");
+                return Ok(None);
+            }
+            Err(error) if error.names_volume() => return Err(error.into()),
+            Err(error) => return Err(about(&self.path)(error)),
+        };
+        let served = self.serve(movable, &volume);
+        match served {
+            Ok(()) => {
+                let warnings = volume.warnings();
+                warnings
+                    .iter()
+                    .for_each(|line| complain(format_args!("ferrite: {path}: {line}")));
+                self.said.iter().for_each(|line| say(format_args!("{line}")));
+                Ok(Some(volume))
+            }
+            Err(why) => {
+                let _ = volume.close();
+                Err(Failure::new(FAILED, format!("{path}: {why}")))
+            }
+        }
+    }
+
+    fn serve(&self, movable: &Movable, volume: &Arc<dyn Volume>) -> Result<(), String> {
+        for directory in &self.directories {
+            check::directory(&*volume.fs(), directory)?;
+        }
+        let ownership = volume.ownership().ok_or("it has no owner")?;
+        let may_answer = Arc::new(move || ownership.may_answer());
+        movable
+            .serve(volume.fs(), may_answer)
+            .map_err(|error| error.to_string())
+    }
+
+    /// Watches over a pool that this server owns. Returns the epoch of the tenure when the pool is to be handed over,
+    /// and `None` when it is lost.
+    fn own(&self, movable: &Movable, volume: &Arc<dyn Volume>) -> Option<u64> {
+        let ownership = volume.ownership()?;
+        let mut asked_at = Instant::now();
+        loop {
+            if let Some(why) = ownership.lost() {
+                movable.is_at("");
+                complain(format_args!(
+                    "ferrite: {}: no longer served here: {why}",
+                    self.path.display()
+                ));
+                return None;
+            }
+            if self.ends() {
+                return Some(0);
+            }
+            if asked_at.elapsed() >= ASKED_EVERY {
+                asked_at = Instant::now();
+                // A database that cannot be reached asks nothing.
+                if let Ok(tenancy) = self.candidacy.look()
+                    && self.is_to_leave(&tenancy)
+                {
+                    return Some(tenancy.epoch);
+                }
+            }
+            std::thread::park_timeout(CHECK_EVERY);
+        }
+    }
+
+    fn is_to_leave(&self, tenancy: &Tenancy) -> bool {
+        tenancy.is_own && tenancy.asked_to.as_ref().is_some_and(|to| *to != self.reached_at)
+    }
+
+    /// Ends the service in order. Sessions are kept for the next owner.
+    fn hand_over(&self, movable: &Movable, volume: &Arc<dyn Volume>) -> Result<(), VolumeError> {
+        let since = Instant::now();
+        let stopped = movable.stop();
+        // First the pool: sessions keep their open files.
+        let closed = volume.close();
+        drop(stopped);
+        tracing::info!(
+            "{}: handed over after {} ms",
+            self.path.display(),
+            since.elapsed().as_millis()
+        );
+        closed
+    }
+
+    /// Ends the service of a pool that may be another server's by now.
+    fn abandon(&self, movable: &Movable, volume: &Arc<dyn Volume>) {
+        let stopped = movable.abandon();
+        if let Err(error) = volume.close() {
+            tracing::debug!("{}: {error}", self.path.display());
+        }
+        drop(stopped);
+    }
+}
+
+/// The owner of a pool, for messages.
+fn owner_of(tenancy: &Tenancy) -> String {
+    match (&*tenancy.owner, &*tenancy.address) {
+        ("", _) => "nobody".to_owned(),
+        (owner, "") => owner.to_owned(),
+        (_, address) => format!("the server at {address}"),
+    }
+}
