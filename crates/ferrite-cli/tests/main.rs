@@ -16,6 +16,8 @@ mod data_checksum;
 mod events;
 #[cfg(feature = "fabric")]
 mod fabric;
+#[cfg(feature = "nvme")]
+mod failover;
 mod files;
 mod fsck_repair;
 mod full_device;

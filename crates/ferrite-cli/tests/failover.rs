@@ -1,0 +1,393 @@
+//! Servers that hand a pool to each other, with real processes: the owner is killed, stopped and continued, asked to
+//! leave, ended in order, and its database fails over, while programs work on two mounts.
+//!
+//! Protects: every line that a program appended is there once; no increment under a lock is lost or doubled; a retried
+//! rename is done once; an owner that was stopped answers nothing when it continues; clients go on within the lease.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::common::{fails, ferrite, has_fuse, ok, soak, umount};
+use ferrite_test_clusters::{Postgres, PostgresOptions, or_skip};
+use tempfile::TempDir;
+
+/// Seconds after which another server may take the pool of one that is dead.
+const LEASE_S: u64 = 2;
+/// How long clients may wait beyond the lease; the goal is 2 s, on a machine that has nothing else to do.
+const BEYOND: Duration = Duration::from_secs(10);
+
+/// A program on a mount: appends lines, counts under a lock, and renames a file to and fro, until a file appears. Says
+/// how often, and the longest time that one turn took.
+const WORK: &str = r#"
+import fcntl, os, sys, time
+dir, who, stop = sys.argv[1:]
+log = os.open(f"{dir}/log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+counter = os.open(f"{dir}/counter", os.O_RDWR | os.O_CREAT)
+open(f"{dir}/{who}.0", "w").close()
+n, longest = 0, 0.0
+print("works", flush=True)
+while not os.path.exists(stop):
+    since = time.monotonic()
+    line = f"{who} {n}\n".encode()
+    assert os.write(log, line) == len(line)
+    fcntl.lockf(counter, fcntl.LOCK_EX)
+    value = int(os.pread(counter, 32, 0) or b"0")
+    os.pwrite(counter, str(value + 1).encode(), 0)
+    fcntl.lockf(counter, fcntl.LOCK_UN)
+    os.rename(f"{dir}/{who}.{n % 2}", f"{dir}/{who}.{(n + 1) % 2}")
+    n += 1
+    longest = max(longest, time.monotonic() - since)
+    time.sleep(0.002)
+print(n, longest)
+"#;
+
+/// A server, as a process.
+struct Server {
+    process: Child,
+    address: String,
+    said: PathBuf,
+}
+
+/// A pool in a database, two servers for it, and two directories to mount it on. Dropping this removes everything.
+struct Group {
+    servers: Vec<Server>,
+    dir: TempDir,
+    database: Postgres,
+}
+
+fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+impl Group {
+    fn new(options: &PostgresOptions) -> Option<Group> {
+        let database = or_skip(Postgres::start(options))?;
+        let dir = tempfile::Builder::new()
+            .prefix("ferrite-test-")
+            .tempdir_in("/dev/shm")
+            .unwrap();
+        let text = format!(
+            "[metadata]\npostgres = '{}'\nvolume = 'home'\nlease_s = {LEASE_S}\n[[data]]\ndevice = 'a.data'\n",
+            database.connection()
+        );
+        std::fs::write(dir.path().join("pool.toml"), text).unwrap();
+        let mut group = Group {
+            servers: Vec::new(),
+            dir,
+            database,
+        };
+        ok(ferrite().args(["mkfs", &group.pool(), "--size", "64M"]));
+        for mount in ["0", "1"] {
+            std::fs::create_dir(group.mount(mount)).unwrap();
+            let address = format!("127.0.0.1:{}", free_port());
+            let server = group.start(&address);
+            group.servers.push(server);
+        }
+        Some(group)
+    }
+
+    fn pool(&self) -> String {
+        format!("nvme:{}", self.dir.path().join("pool.toml").display())
+    }
+
+    fn mount(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Starts a server, and waits until it serves or stands by.
+    fn start(&self, address: &str) -> Server {
+        let said = self.dir.path().join(address.replace(':', "."));
+        let file = std::fs::File::create(&said).unwrap();
+        let process = ferrite()
+            .args(["serve", &self.pool(), "--no-root-squash", "--lease", "5"])
+            .args(["--listen", &format!("tcp://{address}")])
+            .stdout(file.try_clone().unwrap())
+            .stderr(file)
+            .spawn()
+            .unwrap();
+        let server = Server {
+            process,
+            address: address.to_owned(),
+            said,
+        };
+        let until = Instant::now() + Duration::from_secs(30);
+        while !["serving", "standing by"]
+            .iter()
+            .any(|word| server.text().contains(word))
+        {
+            assert!(Instant::now() < until, "{}", server.text());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        server
+    }
+
+    /// The server that owns the pool: its place in the list.
+    fn owner(&self) -> usize {
+        let until = Instant::now() + Duration::from_secs(LEASE_S) + BEYOND;
+        loop {
+            let text = "select address from home.owners where expires > clock_timestamp()";
+            let address = self.database.sql(text).unwrap_or_default();
+            let owner = self.servers.iter().position(|server| server.address == address.trim());
+            if let Some(owner) = owner {
+                return owner;
+            }
+            assert!(Instant::now() < until, "no server took the pool: {address}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until another server than this one owns the pool.
+    fn owner_after(&self, before: usize) -> usize {
+        let until = Instant::now() + Duration::from_secs(LEASE_S) + BEYOND;
+        loop {
+            let owner = self.owner();
+            if owner != before {
+                return owner;
+            }
+            assert!(Instant::now() < until, "{}", self.servers[before].text());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The address of the pool for clients.
+    fn address(&self) -> String {
+        let hosts: Vec<&str> = self.servers.iter().map(|server| &*server.address).collect();
+        format!("tcp://{}/", hosts.join(","))
+    }
+
+    /// Mounts the pool on both directories, and starts a program on each.
+    fn begin(&self) -> Vec<Work> {
+        let stop = self.dir.path().join("stop");
+        let begin = |name: &str| {
+            ok(ferrite().args(["mount", &self.address()]).arg(self.mount(name)));
+            let mut process = Command::new("python3")
+                .args(["-c", WORK])
+                .args([&self.mount(name), Path::new(name), &stop])
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut said = BufReader::new(process.stdout.take().unwrap());
+            said.read_line(&mut String::new()).unwrap();
+            Work { process, said }
+        };
+        ["0", "1"].map(begin).into()
+    }
+
+    /// Ends the programs, and checks what they did. Returns the longest time that one turn of theirs took.
+    fn end(&self, work: Vec<Work>) -> Duration {
+        std::fs::write(self.dir.path().join("stop"), "").unwrap();
+        let done: Vec<(u64, f64)> = work.into_iter().map(Work::end).collect();
+        std::fs::remove_file(self.dir.path().join("stop")).unwrap();
+        // By another way than theirs.
+        let read =
+            |name: &str| ok(ferrite().args(["cat", &format!("{}:/{name}", self.address().trim_end_matches('/'))]));
+        let log = read("log");
+        for (who, (turns, _)) in done.iter().enumerate() {
+            let who = format!("{who} ");
+            let lines: Vec<u64> = log
+                .lines()
+                .filter_map(|line| line.strip_prefix(&who)?.parse().ok())
+                .collect();
+            let wanted: Vec<u64> = (0..*turns).collect();
+            assert!(
+                lines == wanted,
+                "of {turns} lines of {who}, {} are there: {lines:?}",
+                lines.len()
+            );
+        }
+        let turns: u64 = done.iter().map(|(turns, _)| turns).sum();
+        assert_eq!(log.lines().count() as u64, turns);
+        assert_eq!(
+            read("counter"),
+            turns.to_string(),
+            "an increment was lost, or done twice"
+        );
+        let longest = done.iter().map(|&(_, longest)| longest).fold(0.0, f64::max);
+        println!("{turns} turns, the longest took {longest:.2} s");
+        for name in ["0", "1"] {
+            ok(ferrite().arg("umount").arg(self.mount(name)));
+        }
+        Duration::from_secs_f64(longest)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        for name in ["0", "1"] {
+            umount(&self.mount(name));
+        }
+        for server in &mut self.servers {
+            let _ = server.process.kill();
+            let _ = server.process.wait();
+        }
+    }
+}
+
+/// A program that works on a mount.
+struct Work {
+    process: Child,
+    said: BufReader<std::process::ChildStdout>,
+}
+
+impl Work {
+    /// Waits for it. Returns how many turns it made, and the seconds of the longest.
+    fn end(mut self) -> (u64, f64) {
+        let mut line = String::new();
+        self.said.read_line(&mut line).unwrap();
+        let output = self.process.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let (turns, longest) = line.trim().split_once(' ').expect(&line);
+        (turns.parse().unwrap(), longest.parse().unwrap())
+    }
+}
+
+impl Server {
+    fn text(&self) -> String {
+        std::fs::read_to_string(&self.said).unwrap_or_default()
+    }
+
+    fn signal(&self, name: &str) {
+        let process = self.process.id().to_string();
+        ok(Command::new("kill").args([&format!("-{name}"), &process]));
+    }
+}
+
+/// What happens to the owner in a round.
+#[derive(Debug, Clone, Copy)]
+enum Blow {
+    /// It is killed, and starts again.
+    Killed,
+    /// It stands still for longer than its lease, and continues.
+    Stopped,
+    /// It is asked to hand over.
+    Asked,
+    /// It ends in order, and starts again.
+    Ended,
+}
+
+impl Group {
+    fn strike(&mut self, blow: Blow) {
+        let owner = self.owner();
+        println!("{blow:?}: {}", self.servers[owner].address);
+        match blow {
+            Blow::Asked => {
+                let said = ok(ferrite().args(["failover", &self.pool()]));
+                assert!(said.contains("handed from"), "{said}");
+                assert_ne!(self.owner(), owner);
+            }
+            Blow::Stopped => {
+                self.servers[owner].signal("STOP");
+                self.owner_after(owner);
+                self.servers[owner].signal("CONT");
+                // Asked alone, it must not answer as an owner.
+                let alone = format!("tcp://{}:/log", self.servers[owner].address);
+                let refused = fails(ferrite().args(["cat", &alone]), 1);
+                assert!(refused.contains("another server serves this volume"), "{refused}");
+            }
+            Blow::Killed | Blow::Ended => {
+                let address = self.servers[owner].address.clone();
+                self.servers[owner].signal(if matches!(blow, Blow::Killed) { "KILL" } else { "TERM" });
+                let status = self.servers[owner].process.wait().unwrap();
+                assert_eq!(
+                    status.success(),
+                    matches!(blow, Blow::Ended),
+                    "{}",
+                    self.servers[owner].text()
+                );
+                self.owner_after(owner);
+                self.servers[owner] = self.start(&address);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pool_survives_blows_to_its_owner() {
+    let Some(mut group) = Group::new(&PostgresOptions::default()) else {
+        return;
+    };
+    if !has_fuse() {
+        return;
+    }
+    let blows = [Blow::Killed, Blow::Stopped, Blow::Asked, Blow::Ended];
+    let rounds = if soak() { 20 } else { 1 };
+    let work = group.begin();
+    for _ in 0..rounds {
+        for blow in blows {
+            std::thread::sleep(Duration::from_millis(300));
+            group.strike(blow);
+        }
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    let longest = group.end(work);
+    assert!(
+        longest < Duration::from_secs(LEASE_S) + BEYOND,
+        "clients waited {longest:?}"
+    );
+    for server in &group.servers {
+        server.signal("TERM");
+    }
+    for server in &mut group.servers {
+        assert!(server.process.wait().unwrap().success(), "{}", server.text());
+    }
+    assert!(ok(ferrite().args(["fsck", &group.pool()])).contains("sound"));
+}
+
+#[test]
+fn an_owner_outlives_the_failover_of_its_database() {
+    let options = PostgresOptions {
+        has_standby: true,
+        ..PostgresOptions::default()
+    };
+    let Some(mut group) = Group::new(&options) else {
+        return;
+    };
+    if !has_fuse() {
+        return;
+    }
+    let work = group.begin();
+    std::thread::sleep(Duration::from_millis(500));
+    group.database.primary().kill();
+    group.database.standby().promote().unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    group.strike(Blow::Killed);
+    std::thread::sleep(Duration::from_millis(300));
+    group.end(work);
+}
+
+#[test]
+fn a_request_to_hand_over_needs_an_owner_and_another_server() {
+    let Some(mut group) = Group::new(&PostgresOptions::default()) else {
+        return;
+    };
+    let pool = group.pool();
+    let owner = group.owner();
+    let own = group.servers[owner].address.clone();
+    let refused = fails(ferrite().args(["failover", &pool, "--to", &own]), 1);
+    assert!(refused.contains("has it already"), "{refused}");
+    let other = group.servers[1 - owner].address.clone();
+    let said = ok(ferrite().args(["failover", &pool, "--to", &other, "--json"]));
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(
+        (&said["from_address"], &said["to_address"]),
+        (&own.into(), &(&*other).into())
+    );
+    // A server that stands by says where the owner is.
+    let alone = format!("tcp://{}:/", group.servers[owner].address);
+    let refused = fails(ferrite().args(["ls", &alone]), 1);
+    assert!(refused.contains(&other), "{refused}");
+    // Nobody takes a pool that was asked for another server, and the owner has it again then.
+    group.servers[owner].signal("TERM");
+    assert!(group.servers[owner].process.wait().unwrap().success());
+    let refused = fails(ferrite().args(["failover", &pool, "--timeout", "1"]), 1);
+    assert!(refused.contains("is one standing by?"), "{refused}");
+    assert_eq!(group.owner(), 1 - owner);
+    group.servers[1 - owner].signal("TERM");
+    assert!(group.servers[1 - owner].process.wait().unwrap().success());
+    let refused = fails(ferrite().args(["failover", &pool]), 1);
+    assert!(refused.contains("no server owns it"), "{refused}");
+}
