@@ -116,7 +116,8 @@ fn root_sees_the_pools_of_others() {
     let base = tempfile::tempdir_in("/dev/shm").unwrap();
     let program = for_all(base.path());
     let home = base.path().join("home");
-    let (pool, dir) = (home.join("pool"), home.join("mnt"));
+    // The helper takes the pool's name among its options, between commas.
+    let (pool, dir) = (home.join(r"pool,1\2"), home.join("mnt"));
     fs::create_dir_all(&dir).unwrap();
     mkfs(&pool, &["--size", "16M"]);
     for path in [&home, &pool, &dir] {

@@ -291,12 +291,17 @@ pub fn remount(dir: &Path, read_only: bool) -> Result<(), FuseError> {
     rustix::mount::mount_remount(dir, flags, c"").map_err(wrong)
 }
 
+/// A device name as fusermount3 takes it among its options: an address may name several servers, with commas between.
+fn escaped(source: &str) -> String {
+    source.replace('\\', r"\\").replace(',', r"\,")
+}
+
 fn config(options: &FuseOptions, readers: usize) -> Config {
     let choose = |condition, yes, no| if condition { yes } else { no };
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::DefaultPermissions,
-        MountOption::FSName(options.source.clone()),
+        MountOption::FSName(escaped(&options.source)),
         MountOption::Subtype("ferrite".into()),
         choose(options.read_only, MountOption::RO, MountOption::RW),
         choose(options.suid, MountOption::Suid, MountOption::NoSuid),
@@ -375,5 +380,17 @@ impl Mounted {
     /// Serves requests until the file system is unmounted, by any means. Blocks.
     pub fn serve(self) -> Result<(), FuseError> {
         Ok(self.session.run()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_name_is_one_option() {
+        assert_eq!(escaped("tcp://a:1,b/x"), r"tcp://a:1\,b/x");
+        assert_eq!(escaped(r"/pool\,1"), r"/pool\\\,1");
+        assert_eq!(escaped("/pool"), "/pool");
     }
 }
