@@ -21,7 +21,7 @@ use super::mount_options::parse;
 use super::target::{Target, absolute, address, not_mounted, place};
 use super::{FAILED, Failure, Outcome, complain, daemon, mounts};
 
-/// How long `nofail` waits for a server.
+/// How long `nofail` waits for a server, with all that the address names.
 const REACHED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Mount a pool on a directory
@@ -180,20 +180,35 @@ fn missing(address: &Address) -> Option<String> {
         let is_missing = found.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
         return is_missing.then(|| "does not exist".to_owned());
     }
-    let host = RemoteAddress::parse(&path.to_string_lossy()).ok()?.host;
-    let mut why = "its host has no address".to_owned();
-    match host.to_socket_addrs() {
-        Err(error) => why = error.to_string(),
-        Ok(addresses) => {
-            for address in addresses {
-                match TcpStream::connect_timeout(&address, REACHED_WITHIN) {
-                    Ok(_) => return None,
-                    Err(error) => why = error.to_string(),
-                }
-            }
+    let servers = RemoteAddress::parse(&path.to_string_lossy()).ok()?.servers;
+    let within = REACHED_WITHIN / servers.iter().len() as u32;
+    let mut reasons = Vec::new();
+    for server in servers.iter() {
+        match unreachable(server, within) {
+            None => return None,
+            Some(why) => reasons.push(why),
         }
     }
-    Some(format!("the server cannot be reached ({why})"))
+    Some(match &reasons[..] {
+        [why] => format!("the server cannot be reached ({why})"),
+        reasons => format!("none of the servers can be reached ({})", reasons.join("; ")),
+    })
+}
+
+/// Why a server cannot be reached, if so. Blocks up to `within` for each address of its name.
+fn unreachable(server: &str, within: Duration) -> Option<String> {
+    let addresses = match server.to_socket_addrs() {
+        Err(error) => return Some(error.to_string()),
+        Ok(addresses) => addresses,
+    };
+    let mut why = "its host has no address".to_owned();
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, within) {
+            Ok(_) => return None,
+            Err(error) => why = error.to_string(),
+        }
+    }
+    Some(why)
 }
 
 /// Whether two names mean one pool: they are equal, or lead to the same file.

@@ -175,7 +175,7 @@ mod tests {
     fn our_mounts_are_found_among_others() {
         let text = b"22 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
             30 22 0:50 / /mnt/a\\040b rw - fuse.ferrite /dev/shm/my\\040pool rw,user_id=1000,group_id=7\n\
-            31 22 0:51 / /mnt/c ro - fuse.ferrite /dev/shm/other ro,user_id=0,group_id=0\n";
+            31 22 0:51 / /mnt/c ro - fuse.ferrite tcp://a:1,b/other ro,user_id=0,group_id=0\n";
         let expected = MountPoint {
             pool: "/dev/shm/my pool".into(),
             dir: "/mnt/a b".into(),
@@ -184,7 +184,7 @@ mod tests {
             is_read_only: false,
         };
         let other = MountPoint {
-            pool: "/dev/shm/other".into(),
+            pool: "tcp://a:1,b/other".into(),
             dir: "/mnt/c".into(),
             device: "0:51".into(),
             user: 0,

@@ -28,7 +28,7 @@ macro_rules! page {
 }
 
 const MOUNTING: Page = page!("mounting.md", 43);
-const SERVING: Page = page!("serving.md", 7);
+const SERVING: Page = page!("serving.md", 8);
 const DEVICES: Page = page!("devices.md", 6);
 const RDMA: Page = page!("rdma-operations.md", 6);
 const BACKUP: Page = page!("backup.md", 15);

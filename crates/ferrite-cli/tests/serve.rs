@@ -144,10 +144,14 @@ impl Served {
     }
 
     fn mount(&self, name: &str) -> PathBuf {
+        self.mount_at(&self.address, name)
+    }
+
+    fn mount_at(&self, address: &str, name: &str) -> PathBuf {
         let dir = self.base.path().join(name);
         std::fs::create_dir_all(&dir).unwrap();
         let mut mount = ferrite();
-        mount.arg("mount").arg(&self.address).arg(&dir);
+        mount.arg("mount").arg(address).arg(&dir);
         if let Some(key) = &self.key {
             mount.arg("-o").arg(format!("key={}", key.display()));
         }
@@ -211,6 +215,43 @@ fn two_mounts_of_one_export_show_the_same() {
 }
 
 /// Runs a script in a directory as this user, in the group of the same number.
+/// The commas of the address stay in the table of mounts, and no command takes them for its own.
+#[test]
+fn a_mount_may_name_several_servers() {
+    if !has_fuse() {
+        return;
+    }
+    let mut served = Served::new();
+    let server = served.address.trim_start_matches("tcp://").to_owned();
+    // Nothing listens at the first.
+    let address = format!("tcp://127.0.0.1:1,{server}");
+    let dir = served.mount_at(&address, "dir");
+    sh(&dir, "echo text > file; test \"$(cat file)\" = text");
+    for name in [address.as_ref(), dir.as_os_str()] {
+        let said = ok(ferrite().arg("info").arg(name));
+        assert!(said.contains(&address), "{said}");
+        let is_connected = |line: &str| line.starts_with("connected to") && line.ends_with(&server);
+        assert!(said.lines().any(is_connected), "{said}");
+    }
+    let said = ok(ferrite().arg("df").arg(&dir));
+    assert!(said.contains(&address), "{said}");
+    let mut cat = ferrite();
+    assert_eq!(ok(cat.arg("cp").arg(format!("{address}:/file")).arg("-")), "text\n");
+    let said = fails(
+        ferrite().args(["mount", &format!("tcp://{server},{server}")]).arg(&dir),
+        2,
+    );
+    assert!(said.contains(&server) && said.contains("once"), "{said}");
+    ok(ferrite().arg("umount").arg(&dir));
+    served.stop();
+    let said = fails(ferrite().arg("mount").arg(&address).arg(&dir), 1);
+    assert!(
+        said.contains("cannot reach 127.0.0.1:1: ") && said.contains(&format!("cannot reach {server}: ")),
+        "{said}"
+    );
+    ok(ferrite().arg("mount").arg(&address).arg(&dir).args(["-o", "nofail"]));
+}
+
 fn sh_as(uid: u32, dir: &Path, script: &str) {
     let mut shell = Command::new("bash");
     shell.args(["-euo", "pipefail", "-c", script]).current_dir(dir);

@@ -13,7 +13,7 @@ use ferrite_vfs::{FsError, Result};
 use super::ConnectError;
 use super::deadline::Deadline;
 use super::link::Link;
-use super::protocol::{AfterFailure, Attempt, Failure, Protocol, Repeated, Seek, Stagger};
+use super::protocol::{AfterFailure, Attempt, Failure, Loss, Protocol, Repeated, Seek, Stagger};
 use super::session_setup::SessionSetup;
 use super::up::Up;
 
@@ -56,7 +56,7 @@ impl Link {
             };
             drop(protocol);
             let made = self.set_up_session(&attempt).map(|up| self.take_up(Arc::new(up)));
-            let failure = made.map_err(|error| failure(error, attempt.is_first));
+            let failure = made.map_err(|error| self.failure(&error, &attempt, "connecting again"));
             protocol = self.protocol.lock();
             let Err(failure) = failure else {
                 break Ok(());
@@ -109,12 +109,70 @@ impl Link {
         }
     }
 
+    /// The machine's view of an error.
+    fn failure(&self, error: &ConnectError, attempt: &Attempt, doing: &str) -> Failure {
+        match error {
+            ConnectError::Fabric(FabricError::Handshake { .. }) if attempt.is_first => {
+                tracing::warn!("{doing}: {error}");
+            }
+            error => tracing::debug!("{doing}: {error}"),
+        }
+        match error {
+            ConnectError::Refused { why, .. } => match why {
+                FsError::NotOwner { address } => {
+                    if attempt.is_first && !address.is_empty() && !self.protocol.lock().has_server(address) {
+                        tracing::warn!(
+                            "{}: the owner of the volume is {address}, and this client's address does not name that \
+                             server, so it is not used; if it is right, add it to the address",
+                            attempt.address
+                        );
+                    }
+                    Failure::NotOwner(address.clone())
+                }
+                why => Failure::Refused(why.clone()),
+            },
+            _ => Failure::Transient,
+        }
+    }
+
+    /// Connects for the first time, to any of the servers.
+    pub(super) fn connect_first(&self) -> std::result::Result<Up, ConnectError> {
+        let deadline = Instant::now() + self.options.connect;
+        let mut at = self.protocol.lock().begin_attempts(Instant::now());
+        let mut causes = Causes::default();
+        loop {
+            std::thread::sleep(at.saturating_duration_since(Instant::now()));
+            let left = deadline.saturating_duration_since(Instant::now());
+            // The thread may have slept for longer.
+            if left.is_zero() && causes.has_some() {
+                return Err(causes.into_error());
+            }
+            let attempt = self.protocol.lock().first_attempt(left);
+            let error = match self.set_up_session(&attempt) {
+                Ok(up) => return Ok(up),
+                Err(error) => error,
+            };
+            let failure = self.failure(&error, &attempt, "connecting");
+            causes.note(&attempt.address, error);
+            let mut protocol = self.protocol.lock();
+            match protocol.first_failed(&failure, deadline, Instant::now(), stagger()) {
+                Some(next) => at = next,
+                None => return Err(causes.into_error()),
+            }
+        }
+    }
+
     /// Drops the broken connection `up`: all threads that wait for its replies retry.
     pub(super) fn lost(&self, up: &Arc<Up>) {
+        self.lost_by(up, Loss::Broken);
+    }
+
+    /// The same, for a connection that a cause of its own has ended.
+    pub(super) fn lost_by(&self, up: &Arc<Up>, loss: Loss) {
         up.close_broken();
         {
             let mut protocol = self.protocol.lock();
-            if protocol.lost(up)
+            if protocol.lost(up, &loss)
                 && let Some(cache) = &self.leases.cache
             {
                 cache.disconnected();
@@ -125,17 +183,32 @@ impl Link {
     }
 }
 
-/// The machine's view of an error.
-fn failure(error: ConnectError, is_first: bool) -> Failure {
-    match &error {
-        ConnectError::Fabric(FabricError::Handshake { .. }) if is_first => {
-            tracing::warn!("connecting again: {error}");
+/// The last failure of each server that was tried.
+#[derive(Default)]
+struct Causes(Vec<(Arc<str>, ConnectError)>);
+
+impl Causes {
+    fn note(&mut self, address: &Arc<str>, error: ConnectError) {
+        match self.0.iter_mut().find(|(tried, _)| tried == address) {
+            Some((_, cause)) => *cause = error,
+            None => self.0.push((Arc::clone(address), error)),
         }
-        error => tracing::debug!("connecting again: {error}"),
     }
-    match error {
-        ConnectError::Refused { why, .. } => Failure::Refused(why),
-        _ => Failure::Transient,
+
+    fn has_some(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    fn into_error(mut self) -> ConnectError {
+        match self.0.len() {
+            1 => self.0.remove(0).1,
+            _ => ConnectError::NoServer(
+                self.0
+                    .into_iter()
+                    .map(|(tried, cause)| (tried.to_string(), cause))
+                    .collect(),
+            ),
+        }
     }
 }
 

@@ -15,6 +15,7 @@
 //! the earlier changes of other clients: the cache (`cache`) is valid under leases only, and is empty without them.
 #![forbid(unsafe_code)]
 
+pub mod addresses;
 mod batching;
 mod cache;
 mod close;
@@ -70,7 +71,7 @@ pub use ferrite_transport::secure;
 pub struct ClientOptions {
     /// How long a call waits for a server that is unreachable, or does not answer. `None`: until it answers.
     pub timeout: Option<Duration>,
-    /// How long the first connection may take.
+    /// How long the first connection may take, with all servers.
     pub connect: Duration,
     /// Changes that can be in flight at a time.
     pub slots: u32,
@@ -187,9 +188,24 @@ pub enum ConnectError {
         /// The violation.
         why: String,
     },
+    /// The address is malformed.
+    #[error(transparent)]
+    BadAddress(#[from] addresses::BadServers),
+    /// Several servers were tried, and none takes the client: address and cause of each.
+    #[error("no server takes the client: {}", each(.0))]
+    NoServer(Vec<(String, ConnectError)>),
     /// The system has no thread to give.
     #[error("the client cannot start: {0}")]
     System(#[from] std::io::Error),
+}
+
+/// The causes of several servers, in a sentence.
+fn each(causes: &[(String, ConnectError)]) -> String {
+    let shown = causes.iter().map(|(address, cause)| match cause.to_string() {
+        cause if cause.contains(address) => cause,
+        cause => format!("{address}: {cause}"),
+    });
+    shown.collect::<Vec<_>>().join("; ")
 }
 
 /// An export of a server. Dropping it ends the session: the server releases its locks and closes its files.
@@ -199,10 +215,14 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the export of a server at `HOST:PORT`. Blocks.
+    /// Connects to the export of a server at `HOST:PORT`, or of the one among several that owns the volume:
+    /// `HOST:PORT,HOST:PORT`. Blocks.
+    ///
+    /// The client tries each server at least once. If one says that it does not own the volume, it tries them again, up
+    /// to [`ClientOptions::connect`]: an owner that was killed has a successor within seconds.
     pub fn connect(address: &str, export: &str, options: &ClientOptions) -> std::result::Result<Client, ConnectError> {
         Ok(Client {
-            link: Link::open(address, export, options)?,
+            link: Link::open(address.parse()?, export, options)?,
             readdir_sizes: ReadDirSizes::default(),
         })
     }
@@ -210,6 +230,11 @@ impl Client {
     /// How often the client reconnected.
     pub fn reconnects(&self) -> u64 {
         self.link.reconnects()
+    }
+
+    /// The server that the client is connected to, as its address names it; `None` while there is no connection.
+    pub fn server(&self) -> Option<Arc<str>> {
+        self.link.server()
     }
 
     /// Whether the traffic is encrypted now; `None` while there is no connection.

@@ -11,11 +11,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use ferrite_checks::ranked::{Condvar, Mutex};
 use ferrite_transport::watch::Wake;
 use ferrite_vfs::{Ctx, Result, Waits};
 
+use super::addresses::Addresses;
 use super::cache::Cache;
 use super::deadline::Deadline;
 use super::deferred_sends::DeferredSends;
@@ -64,13 +66,13 @@ pub(super) struct Watcher {
 impl Link {
     /// Connects for the first time.
     pub(super) fn open(
-        address: &str,
+        addresses: Addresses,
         export: &str,
         options: &ClientOptions,
     ) -> std::result::Result<Arc<Link>, ConnectError> {
         let link = Arc::new(Link {
             options: options.clone(),
-            protocol: Mutex::new(Protocol::new(address)),
+            protocol: Mutex::new(Protocol::new(addresses, Instant::now())),
             changed: Condvar::new(),
             session: SessionRecord::of(export),
             requests: Requests::default(),
@@ -86,8 +88,7 @@ impl Link {
                 wake: Wake::new()?,
             },
         });
-        let attempt = link.protocol.lock().first_attempt(options.connect);
-        let up = Arc::new(link.set_up_session(&attempt)?);
+        let up = Arc::new(link.connect_first()?);
         link.protocol.lock().established(up);
         link.start_watcher()?;
         Ok(link)
@@ -108,6 +109,12 @@ impl Link {
     pub(super) fn peer(&self) -> Option<std::net::IpAddr> {
         let peer = self.protocol.lock().connection()?.connection.peer().ok()?;
         Some(peer.ip().to_canonical())
+    }
+
+    /// The one of the client's addresses that it is connected to.
+    pub(super) fn server(&self) -> Option<Arc<str>> {
+        let protocol = self.protocol.lock();
+        protocol.connection().map(|up| Arc::clone(&up.address))
     }
 
     pub(super) fn is_encrypted(&self) -> Option<bool> {

@@ -99,6 +99,8 @@ impl Client {
                         self.link.session.reclaim_state.learn_node(node);
                         (Err(FsError::Stale), None)
                     }
+                    // As without attributes: the caller looks the name up, and the owner answers.
+                    EntryInfo::Nothing(FsError::NotOwner { .. }) => (Err(FsError::Stale), None),
                     EntryInfo::Nothing(error) => (Err(error), None),
                 };
                 let shown = DirEntry {

@@ -7,10 +7,40 @@ use ferrite_transport::FabricError;
 use ferrite_transport::connection::Receiver;
 use ferrite_transport::frame::BODY_BYTES_MAX;
 use ferrite_vfs::{FsError, Result};
+use thiserror::Error;
 
+use super::protocol::Loss;
 use super::untrusted::{ReplyBody, refused};
 use crate::lock_order;
 use ferrite_proto::{Call, Encode, FsRequest, Head, Malformed, Reader, ReplyHead, Request};
+
+/// Why a connection has no reply to give any more.
+#[derive(Debug, Error)]
+pub(super) enum ReceiveError {
+    /// The connection broke, or the peer is no server.
+    #[error(transparent)]
+    Broken(#[from] FabricError),
+    /// The server does not own the volume any more. Its reply is no reply: the owner answers the repeated request.
+    #[error("the server no longer owns the volume; the owner is {}", owner(.0))]
+    NotOwner(String),
+}
+
+impl From<ReceiveError> for Loss {
+    fn from(error: ReceiveError) -> Loss {
+        match error {
+            ReceiveError::Broken(_) => Loss::Broken,
+            ReceiveError::NotOwner(owner) => Loss::NotOwner(owner),
+        }
+    }
+}
+
+/// An owner as a server names it, for a message.
+fn owner(address: &str) -> &str {
+    match address {
+        "" => "not known yet",
+        address => address,
+    }
+}
 
 /// Length of a reply's head.
 const REPLY_HEAD_BYTES: usize = 9;
@@ -49,7 +79,11 @@ pub(super) struct Reply {
 impl Reply {
     /// Takes a reply off a connection, and returns how much data it has, which the caller takes or leaves. `None` if
     /// nothing came for a while.
-    pub(super) fn receive(receiver: &mut Receiver) -> std::result::Result<Option<(Reply, usize)>, FabricError> {
+    ///
+    /// # Errors
+    /// As for a broken connection also for a reply that the server does not own the volume, whatever it replies to. All
+    /// replies come this way, so that no caller sees one of these.
+    pub(super) fn receive(receiver: &mut Receiver) -> std::result::Result<Option<(Reply, usize)>, ReceiveError> {
         let Some((body, data_bytes)) = receiver.receive()? else {
             return Ok(None);
         };
@@ -62,6 +96,11 @@ impl Reply {
             body: body[REPLY_HEAD_BYTES..].to_vec(),
             ..Reply::default()
         };
+        if !reply.is_ok
+            && let Err(FsError::NotOwner { address }) = reply.result::<()>()
+        {
+            return Err(ReceiveError::NotOwner(address));
+        }
         Ok(Some((reply, data_bytes)))
     }
 

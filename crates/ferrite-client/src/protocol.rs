@@ -11,13 +11,14 @@
 //! gone.
 //!
 //! Invariants: one thread at a time connects. A closed client stays closed. The session of the last welcome is the one
-//! to resume. The address of the next attempt is chosen in [`Protocol::address`] alone.
+//! to resume. The address of the next attempt is chosen in [`Servers`] alone.
 
 mod backoff;
 mod call;
 mod call_limit;
 mod in_flight;
 mod lease;
+mod servers;
 mod slot_table;
 #[cfg(test)]
 mod tests;
@@ -29,16 +30,26 @@ use ferrite_proto::{Promises, ResumeToken, SessionState, Welcome};
 use ferrite_vfs::FsError;
 
 use backoff::Backoff;
+use servers::{Servers, Step};
+
+use crate::addresses::Addresses;
 
 pub(crate) use backoff::Stagger;
 pub(crate) use call::{Call, Next, Repeats, Tokens};
 pub(crate) use call_limit::CallLimit;
 pub(crate) use in_flight::{Deferred, Expired, InFlight, Pending, Recipient, Repeated, Repetition};
 pub(crate) use lease::{Health, Lease};
+pub(crate) use servers::Loss;
 pub(crate) use slot_table::SlotTable;
 
 /// How long one attempt to connect may take.
 const ATTEMPT: Duration = Duration::from_secs(5);
+/// An attempt to connect for the first time has this long at least, so that the causes of failures are the servers'.
+const LEAST_OF_FIRST: Duration = Duration::from_millis(100);
+/// How long opening a TCP connection may take if there are other servers: a machine that is down does not answer.
+const CONNECT_OF_MANY: Duration = Duration::from_secs(1);
+/// How long a server may be silent if there are others. It is less than the time after which a standby takes over.
+const SILENCE_OF_MANY: Duration = Duration::from_secs(6);
 
 /// The session of the last welcome.
 #[derive(Debug, Clone, Copy)]
@@ -63,7 +74,7 @@ enum Phase<C> {
 /// See the head of this module.
 #[derive(Debug)]
 pub(crate) struct Protocol<C> {
-    address: Arc<str>,
+    servers: Servers,
     phase: Phase<C>,
     session: Option<Session>,
     backoff: Backoff,
@@ -98,6 +109,8 @@ pub(crate) enum Seek<C> {
 #[derive(Debug, Clone)]
 pub(crate) struct Attempt {
     pub(crate) address: Arc<str>,
+    /// How long opening the TCP connection may take.
+    pub(crate) connect: Duration,
     /// The session to resume.
     pub(crate) resume_token: Option<ResumeToken>,
     /// How long it may take.
@@ -138,6 +151,8 @@ impl Attempt {
 pub(crate) enum Failure {
     /// The server refuses the client.
     Refused(FsError),
+    /// The server does not own the volume now. It names the owner, or nothing.
+    NotOwner(String),
     /// The peer has proved nothing, so the error may be transient.
     Transient,
 }
@@ -163,9 +178,9 @@ pub(crate) enum Turn<C> {
 
 impl<C: Clone + PartialEq> Protocol<C> {
     /// A client that connects for the first time: [`Self::first_attempt`].
-    pub(crate) fn new(address: &str) -> Protocol<C> {
+    pub(crate) fn new(addresses: Addresses, now: Instant) -> Protocol<C> {
         Protocol {
-            address: address.into(),
+            servers: Servers::new(addresses, now),
             phase: Phase::Connecting,
             session: None,
             backoff: Backoff::default(),
@@ -174,23 +189,55 @@ impl<C: Clone + PartialEq> Protocol<C> {
         }
     }
 
-    /// The first attempt, after whose failure the client is to be dropped.
-    pub(crate) fn first_attempt(&self, limit: Duration) -> Attempt {
-        self.attempt_within(limit)
+    /// The next attempt to connect for the first time, in what is left of the time for that: each server that is still
+    /// to be tried gets the same part. [`Self::first_failed`] follows if it fails.
+    pub(crate) fn first_attempt(&self, left: Duration) -> Attempt {
+        self.attempt_within(left / self.servers.remaining())
     }
 
     fn attempt_within(&self, limit: Duration) -> Attempt {
         Attempt {
-            address: self.address(),
+            address: self.servers.address(),
+            connect: match self.servers.is_alone() {
+                true => limit,
+                false => limit.min(CONNECT_OF_MANY),
+            },
             resume_token: self.session.map(|session| session.resume_token),
             limit,
             is_first: self.backoff.is_first(),
         }
     }
 
-    /// The address of the next attempt.
-    fn address(&self) -> Arc<str> {
-        Arc::clone(&self.address)
+    /// An attempt to connect for the first time has failed. Returns when the next may begin; `None` if the client is to
+    /// be dropped: each server was tried and no owner can be expected, or the time is over.
+    pub(crate) fn first_failed(
+        &mut self,
+        failure: &Failure,
+        deadline: Instant,
+        now: Instant,
+        stagger: Stagger,
+    ) -> Option<Instant> {
+        let at = match self.servers.failed(failure, now) {
+            Step::Continue => now,
+            Step::NewRound { has_standby: true } => self.next_round(now, stagger),
+            Step::NewRound { has_standby: false } | Step::Refused(_) => return None,
+        };
+        self.servers.attempt_begins(at);
+        (at + LEAST_OF_FIRST < deadline).then_some(at)
+    }
+
+    /// When a round of attempts may follow the one that has just ended.
+    fn next_round(&mut self, now: Instant, stagger: Stagger) -> Instant {
+        match self.servers.is_alone() {
+            true => self.backoff.failed(now, stagger),
+            // Attempts may have taken a while, and the owner is to be found soon.
+            false => self.backoff.failed(self.servers.round_began(), stagger).max(now),
+        }
+    }
+
+    /// Whether the client may connect to this server.
+    pub(crate) fn has_server(&self, address: &str) -> bool {
+        self.servers.has(address)
     }
 
     /// A caller begins to seek the connection, and makes it if it must, unless it may give up while that takes long.
@@ -220,7 +267,9 @@ impl<C: Clone + PartialEq> Protocol<C> {
 
     /// A thread begins a series of attempts. Returns when the first may begin.
     pub(crate) fn begin_attempts(&mut self, now: Instant) -> Instant {
-        self.backoff.begin(now)
+        let at = self.backoff.begin(now);
+        self.servers.attempt_begins(at);
+        at
     }
 
     /// The next attempt of the series; `None` if the client is closed.
@@ -236,17 +285,26 @@ impl<C: Clone + PartialEq> Protocol<C> {
         now: Instant,
         stagger: Stagger,
     ) -> AfterFailure {
-        match failure {
-            Failure::Refused(why) if !matches!(why, FsError::TooManySessions(_)) => return self.give_up(why),
-            Failure::Refused(_) | Failure::Transient => {}
+        let step = self.servers.failed(&failure, now);
+        if let Step::Refused(why) = step {
+            return self.give_up(why);
         }
         if self.is_over() {
             return AfterFailure::GiveUp(FsError::Disconnected);
         }
-        if deadline.is_some_and(|deadline| now + self.backoff.delay() >= deadline) {
+        let at_latest = match step {
+            Step::Continue => now,
+            _ => now + self.backoff.delay(),
+        };
+        if deadline.is_some_and(|deadline| at_latest >= deadline) {
             return self.give_up(FsError::TimedOut);
         }
-        AfterFailure::RetryAt(self.backoff.failed(now, stagger))
+        let at = match step {
+            Step::Continue => now,
+            _ => self.next_round(now, stagger),
+        };
+        self.servers.attempt_begins(at);
+        AfterFailure::RetryAt(at)
     }
 
     /// The connecting thread stops. A refusal concerns all that wait; a caller's limit only that caller.
@@ -263,10 +321,14 @@ impl<C: Clone + PartialEq> Protocol<C> {
     /// The server has answered the handshake, and the session is restored. No caller uses the connection before
     /// [`Self::established`].
     pub(crate) fn welcomed(&mut self, welcome: &Welcome) {
+        let lease = Lease::promised(welcome.lease_ms);
         self.session = Some(Session {
             resume_token: welcome.resume_token,
             promises: welcome.promises,
-            lease: Lease::promised(welcome.lease_ms),
+            lease: match self.servers.is_alone() {
+                true => lease,
+                false => lease.at_most(SILENCE_OF_MANY),
+            },
         });
     }
 
@@ -274,16 +336,19 @@ impl<C: Clone + PartialEq> Protocol<C> {
     /// was closed meanwhile.
     pub(crate) fn established(&mut self, connection: C) {
         self.connections += 1;
+        self.servers.worked();
         if !self.is_over() {
             self.phase = Phase::Up(connection);
         }
     }
 
-    /// A connection broke, or its server is gone. True if it was the current one.
-    pub(crate) fn lost(&mut self, connection: &C) -> bool {
+    /// A connection has ended. True if it was the current one.
+    pub(crate) fn lost(&mut self, connection: &C, loss: &Loss) -> bool {
         let is_current = self.connection() == Some(connection);
         if is_current {
             self.phase = Phase::Down;
+            self.servers.lost(loss);
+            self.backoff.ended(matches!(loss, Loss::NotOwner(_)));
         }
         is_current
     }

@@ -14,7 +14,7 @@ use ferrite_vfs::Result;
 
 use super::deadline::Deadline;
 use super::link::Link;
-use super::message::{Reply, State, Waiter};
+use super::message::{ReceiveError, Reply, State, Waiter};
 use super::protocol::Health;
 use super::requests::Completion;
 use super::up::Up;
@@ -80,16 +80,19 @@ impl Link {
                 Ok(Some((mut reply, data_bytes))) => match &mut mine {
                     Some((id, into)) if *id == reply.id() => {
                         let taken = reply.take_data(receiver, data_bytes, into);
-                        taken.map(|()| Some(reply))
+                        taken.map(|()| Some(reply)).map_err(ReceiveError::Broken)
                     }
                     _ if reply.id() == RECALL_ID => {
                         has_completions = true;
-                        self.note_recall(&reply).map(|()| None)
+                        self.note_recall(&reply).map(|()| None).map_err(ReceiveError::Broken)
                     }
-                    _ => self.requests.deliver(reply, receiver, data_bytes).map(|is_deferred| {
-                        has_completions |= is_deferred;
-                        None
-                    }),
+                    _ => match self.requests.deliver(reply, receiver, data_bytes) {
+                        Ok(is_deferred) => {
+                            has_completions |= is_deferred;
+                            Ok(None)
+                        }
+                        Err(error) => Err(ReceiveError::Broken(error)),
+                    },
                 },
                 Ok(None) => match mine {
                     Some(_) => {
@@ -113,7 +116,7 @@ impl Link {
                 }
                 Err(error) => {
                     tracing::debug!("{}: {error}", up.address);
-                    self.lost(up);
+                    self.lost_by(up, error.into());
                     return Ok(None);
                 }
             }

@@ -11,7 +11,7 @@ use ferrite_transport::connection::{Connection, Receiver, begin_fabrics, upgrade
 use ferrite_vfs::{FsError, Ino};
 use rustc_hash::FxHashSet;
 
-use super::message::{Reply, encode};
+use super::message::{ReceiveError, Reply, encode};
 use super::protocol::{Attempt, Restoration, Tokens as _};
 use super::reclaim_state::ReclaimState;
 use super::slots::Slots;
@@ -83,11 +83,16 @@ impl SessionSetup<'_> {
 
     /// Opens a connection, over the fabric if the client has one.
     fn connect(&self) -> Result<(Connection, Receiver), ConnectError> {
-        let Attempt { address, limit, .. } = self.attempt;
+        let Attempt {
+            address,
+            connect,
+            limit,
+            ..
+        } = self.attempt;
         if self.options.fabric.is_some() {
             begin_fabrics();
         }
-        let opened = Connection::open(address, &self.options.credentials, *limit)?;
+        let opened = Connection::open_within(address, &self.options.credentials, *connect, *limit)?;
         Ok(match &self.options.fabric {
             Some(fabric) => upgrade(opened, address, fabric, *limit)?,
             None => opened,
@@ -108,7 +113,14 @@ impl Dialogue<'_> {
         let head = own_head(self.setup.next_id.fetch_add(1, Ordering::Relaxed));
         self.connection.send(&encode(&head, &request.into()), &[])?;
         loop {
-            match Reply::receive(self.receiver)? {
+            let received = Reply::receive(self.receiver).map_err(|error| match error {
+                ReceiveError::Broken(error) => ConnectError::Fabric(error),
+                ReceiveError::NotOwner(owner) => ConnectError::Refused {
+                    address: self.setup.attempt.address.to_string(),
+                    why: FsError::NotOwner { address: owner },
+                },
+            });
+            match received? {
                 Some((reply, _)) if reply.id() == head.id => return Ok(reply),
                 // Nor do unrequested replies extend the time.
                 _ if Instant::now() >= self.ends => {

@@ -17,15 +17,19 @@ use ferrite_vfs::{Durability, FileSystem, FsError, Ino, SYSTEM, Waits};
 use parking_lot::Mutex;
 use thiserror::Error;
 
+use crate::addresses::{Addresses, BadServers};
 use crate::{Client, ClientOptions, ConnectError, Fabric};
 use ferrite_proto::Activity;
 
+pub use crate::addresses::PORT;
+
 /// The location of an export and how to reach it: `tcp://HOST:PORT/EXPORT?key=FILE&encrypt=on`, or
-/// `fabric://HOST:PORT/EXPORT?provider=shm`.
+/// `fabric://HOST:PORT/EXPORT?provider=shm`. A volume that several servers may own has all of them:
+/// `tcp://HOST:PORT,HOST:PORT/EXPORT`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteAddress {
-    /// Host and port.
-    pub host: String,
+    /// The servers.
+    pub servers: Addresses,
     /// The export's name; may be empty.
     pub export: String,
     /// The file of its key.
@@ -53,9 +57,6 @@ pub const CACHE_BYTES: usize = 64 << 20;
 /// How long a server may take to report its space.
 const INFO_WITHIN: Duration = Duration::from_secs(2);
 
-/// The port of a server, where an address names none.
-pub const PORT: u16 = 7447;
-
 /// Why a text is not an address of an export.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -66,6 +67,9 @@ pub enum BadAddress {
          server's only one"
     )]
     Form,
+    /// The part with the servers is wrong.
+    #[error("{0}; an address of an export is tcp://HOST:PORT/EXPORT, or tcp://HOST:PORT,HOST:PORT/EXPORT")]
+    Servers(#[from] BadServers),
     /// The part after the question mark is unknown.
     #[error(
         "`{0}`: behind the question mark may stand `key=FILE`, `encrypt=on`, `off` or `auto`, and `cache=leased` or \
@@ -117,28 +121,18 @@ impl RemoteAddress {
                 _ => return Err(bad()),
             }
         }
-        let (host, export) = rest.split_once('/').unwrap_or((rest, ""));
-        let export = export.trim_end_matches('/');
-        // An IPv6 address stands in brackets.
-        let after = host.rfind(']').map_or(host, |end| &host[end..]);
-        let host = match after.rsplit_once(':') {
-            Some((_, port)) => {
-                let port = port.parse::<u16>();
-                port.map(|_| host.to_owned()).map_err(|_| BadAddress::Form)?
-            }
-            None => format!("{host}:{PORT}"),
-        };
-        match host.starts_with(':') {
-            true => Err(BadAddress::Form),
-            false => Ok(RemoteAddress {
-                host,
-                export: export.to_owned(),
-                key,
-                encrypt,
-                cache,
-                fabric,
-            }),
+        let (servers, export) = rest.split_once('/').unwrap_or((rest, ""));
+        if servers.is_empty() {
+            return Err(BadAddress::Form);
         }
+        Ok(RemoteAddress {
+            servers: servers.parse()?,
+            export: export.trim_end_matches('/').to_owned(),
+            key,
+            encrypt,
+            cache,
+            fabric,
+        })
     }
 
     /// The address `text` with a key and settings of encryption and caching, where it does not give them itself.
@@ -219,7 +213,7 @@ impl RemoteVolume {
                 ..Fabric::default()
             }));
         }
-        let client = Client::connect(&parsed.host, &parsed.export, &options).map_err(|error| {
+        let client = Client::connect(&parsed.servers.to_string(), &parsed.export, &options).map_err(|error| {
             let kind = match error {
                 ConnectError::Foreign { .. } => VolumeErrorKind::Foreign,
                 _ => VolumeErrorKind::Medium,
@@ -306,6 +300,10 @@ impl Volume for RemoteVolume {
             inodes_free: space.inodes_free,
             lines: vec![
                 line("server", self.address.clone()),
+                line(
+                    "connected to",
+                    self.fs.server().map_or("no server now".to_owned(), |it| it.to_string()),
+                ),
                 line("durability", durability.to_owned()),
                 line("encryption", encryption.to_owned()),
                 line(
@@ -371,13 +369,18 @@ mod tests {
             ("tcp://host/data", "host:7447", "data"),
             ("tcp://[::1]:9/a/b/", "[::1]:9", "a/b"),
             ("tcp://[::1]", "[::1]:7447", ""),
+            ("tcp://a:1,b,[::1]:3/x,y/", "a:1,b:7447,[::1]:3", "x,y"),
         ] {
             let address = RemoteAddress::parse(text).unwrap();
-            assert_eq!((&*address.host, &*address.export), (host, export), "{text}");
+            assert_eq!(
+                (&*address.servers.to_string(), &*address.export),
+                (host, export),
+                "{text}"
+            );
             assert_eq!((address.key, address.encrypt, address.cache), (None, None, None));
             assert_eq!(address.fabric, None);
             let fabric = RemoteAddress::parse(&text.replace("tcp://", "fabric://")).unwrap();
-            assert_eq!((fabric.host, fabric.fabric), (address.host, Some(String::new())));
+            assert_eq!((fabric.servers, fabric.fabric), (address.servers, Some(String::new())));
         }
         for text in [
             "tcp://",
@@ -385,6 +388,8 @@ mod tests {
             "tcp:host",
             "tcp://host:x/",
             "tcp://host:70000",
+            "tcp://host,/x",
+            "tcp://host,host:7447/x",
             "/path",
         ] {
             let parsed = RemoteAddress::parse(text);
@@ -394,12 +399,18 @@ mod tests {
 
     #[test]
     fn a_key_and_encryption_may_follow() {
-        let address = RemoteAddress::parse("tcp://host:1/data?key=/etc/a.key&encrypt=on").unwrap();
-        assert_eq!((&*address.host, &*address.export), ("host:1", "data"));
-        assert_eq!(address.key.as_deref(), Some(Path::new("/etc/a.key")));
+        let address = RemoteAddress::parse("tcp://host:1,other/data?key=/etc/a,b.key&encrypt=on").unwrap();
+        assert_eq!(
+            (&*address.servers.to_string(), &*address.export),
+            ("host:1,other:7447", "data")
+        );
+        assert_eq!(address.key.as_deref(), Some(Path::new("/etc/a,b.key")));
         assert_eq!(address.encrypt, Some(Encrypt::On));
         let address = RemoteAddress::parse("tcp://host?encrypt=off").unwrap();
-        assert_eq!((&*address.host, address.encrypt), ("host:7447", Some(Encrypt::Off)));
+        assert_eq!(
+            (&*address.servers.to_string(), address.encrypt),
+            ("host:7447", Some(Encrypt::Off))
+        );
         let address = RemoteAddress::parse("tcp://host/data?cache=leased").unwrap();
         assert_eq!(address.cache, Some(Caching::Leased));
         for text in [

@@ -13,7 +13,7 @@ use std::time::Instant;
 use super::deadline::Deadline;
 use super::link::Link;
 use super::message::encode;
-use super::protocol::{Health, Lease, Turn};
+use super::protocol::{Health, Lease, Loss, Turn};
 use super::up::Up;
 use ferrite_proto::ImmediateRequest;
 
@@ -49,7 +49,11 @@ impl Link {
         if is_usable {
             return health;
         }
-        self.lost(up);
+        let loss = match health {
+            Health::Gone => Loss::Silent,
+            _ => Loss::Broken,
+        };
+        self.lost_by(up, loss);
         Health::Gone
     }
 

@@ -272,7 +272,8 @@ fn harmless(bytes: &[u8]) -> String {
     text
 }
 
-/// Cause and particulars as [`FsError::code`] numbers them; damage, failures and a server that is not the owner have more.
+/// Cause and particulars as [`FsError::code`] numbers them; damage, failures and a server that is not the owner have
+/// more.
 impl Encode for FsError {
     fn put(&self, out: &mut Vec<u8>) {
         match self {

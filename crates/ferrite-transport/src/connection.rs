@@ -86,6 +86,16 @@ impl Connection {
         credentials: &Credentials,
         limit: Duration,
     ) -> Result<(Connection, Receiver), FabricError> {
+        Connection::open_within(address, credentials, limit, limit)
+    }
+
+    /// The same with a limit of its own for the part until the peer's machine answers, for each address of the name.
+    pub fn open_within(
+        address: &str,
+        credentials: &Credentials,
+        connect: Duration,
+        limit: Duration,
+    ) -> Result<(Connection, Receiver), FabricError> {
         let refused = |why| FabricError::Handshake {
             address: address.to_owned(),
             why,
@@ -99,7 +109,7 @@ impl Connection {
         };
         let mut last = bad(io::ErrorKind::NotFound.into());
         for candidate in address.to_socket_addrs().map_err(bad)? {
-            match TcpStream::connect_timeout(&candidate, limit) {
+            match TcpStream::connect_timeout(&candidate, connect) {
                 // Without a listener on a port of the ephemeral range, a connection may connect to itself.
                 Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
                     last = FabricError::Unreachable {

@@ -163,8 +163,8 @@ impl From<AddressError> for VolumeError {
     }
 }
 
-/// The address of a volume: `pm:PATH`, the path of a pool alone, `nvme:POOL.toml`, or `tcp://HOST:PORT/EXPORT`. This
-/// build has an engine for it.
+/// The address of a volume: `pm:PATH`, the path of a pool alone, `nvme:POOL.toml`, or `tcp://HOST:PORT/EXPORT`, with
+/// commas between the servers if several may own it. This build has an engine for it.
 ///
 /// ```
 /// use ferrite::volume::Address;
@@ -440,6 +440,10 @@ mod tests {
         assert!(address.is_remote() && address.scheme() == "tcp");
         assert_eq!(address.path(), Path::new("tcp://host:1/export"), "whole, for messages");
         assert!(!Address::parse("./tcp://h/e").unwrap().is_remote());
+        let several = Address::parse("tcp://one,two:1/export").unwrap();
+        assert_eq!(several.path(), Path::new("tcp://one,two:1/export"));
+        let twice = Address::parse("tcp://one,two:1,two:1/export").unwrap_err();
+        assert!(twice.to_string().contains("`two:1`"), "{twice}");
     }
 
     /// The text for users names each scheme that can be opened.

@@ -5,7 +5,8 @@
 //! each connection and then breaks it, maliciously or by a fault, would otherwise keep both hosts busy with nothing
 //! else, since a waiting call reconnects at once.
 //!
-//! Contents: [`Backoff`]. Invariant: a connection that has lasted for [`APART`] is followed by the next without delay.
+//! Contents: [`Backoff`]. Invariant: a connection that has lasted for [`LONGEST`] is followed by the next without
+//! delay; [`APART`] is enough unless its server did not own the volume.
 
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,8 @@ impl Stagger {
 pub(crate) struct Backoff {
     /// When the last series began.
     began: Option<Instant>,
+    /// The interval to the beginning of the next.
+    apart: Duration,
     /// The delay after the next failure, before it is staggered.
     delay: Duration,
 }
@@ -47,6 +50,7 @@ impl Default for Backoff {
     fn default() -> Backoff {
         Backoff {
             began: None,
+            apart: APART,
             delay: FIRST,
         }
     }
@@ -55,12 +59,19 @@ impl Default for Backoff {
 impl Backoff {
     /// Begins a series, and returns when its first attempt may begin.
     pub(crate) fn begin(&mut self, now: Instant) -> Instant {
-        let at = self.began.map_or(now, |began| now.max(began + APART));
-        *self = Backoff {
-            began: Some(at),
-            delay: FIRST,
-        };
+        let at = self.began.map_or(now, |began| now.max(began + self.apart));
+        self.began = Some(at);
+        self.delay = FIRST;
         at
+    }
+
+    /// A connection ended. The interval between series doubles while servers that do not own the volume welcome the
+    /// client: the owner may be seconds away.
+    pub(crate) fn ended(&mut self, is_disowned: bool) {
+        self.apart = match is_disowned {
+            true => (self.apart * 2).min(LONGEST),
+            false => APART,
+        };
     }
 
     /// Whether no attempt of the series has failed.
@@ -73,9 +84,9 @@ impl Backoff {
         self.delay
     }
 
-    /// Notes that an attempt has failed, and returns when the next may begin.
-    pub(crate) fn failed(&mut self, now: Instant, stagger: Stagger) -> Instant {
-        let at = now + stagger.of_delay(self.delay);
+    /// Notes that an attempt, or a round of them, has failed, and returns when the next may begin: later than `from`.
+    pub(crate) fn failed(&mut self, from: Instant, stagger: Stagger) -> Instant {
+        let at = from + stagger.of_delay(self.delay);
         self.delay = (self.delay * 2).min(LONGEST);
         at
     }

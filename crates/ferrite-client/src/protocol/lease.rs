@@ -33,6 +33,11 @@ impl Lease {
         Lease(Duration::from_millis(u64::from(lease_ms)).min(LEASE_MAX))
     }
 
+    /// The same, for a client that has another server to go to when this one is silent for `most`.
+    pub(crate) fn at_most(self, most: Duration) -> Lease {
+        Lease(self.0.min(most))
+    }
+
     /// The time between two turns of the watcher: a few within a lease.
     pub(crate) fn tick(self) -> Duration {
         (self.0 / 4).clamp(TICK_MIN, TICK_MAX)

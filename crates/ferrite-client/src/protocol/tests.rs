@@ -1,7 +1,9 @@
 //! The state machine in virtual time: no test sleeps, and none opens a socket.
 //!
-//! Contents: what each event leads to. Random sequences of events are in [`random`], the tables in [`tables`].
+//! Contents: what each event leads to. Random sequences of events are in [`random`], the tables in [`tables`], several
+//! servers in [`failover`].
 
+mod failover;
 mod random;
 mod server;
 mod tables;
@@ -17,6 +19,11 @@ const MS: Duration = Duration::from_millis(1);
 /// The places of a client in the stagger: the shortest delays, and the longest.
 const EARLIEST: Stagger = Stagger::of(0);
 const LATEST: Stagger = Stagger::of(511);
+
+/// The addresses of servers.
+fn list(text: &str) -> Addresses {
+    text.parse().expect("a list of servers")
+}
 
 /// A server's welcome to a session.
 fn welcome(session: u64, state: SessionState, lease_ms: u32) -> Welcome {
@@ -44,7 +51,7 @@ fn welcome(session: u64, state: SessionState, lease_ms: u32) -> Welcome {
 
 /// A client whose first connection is 1, of session 7.
 fn connected() -> Protocol<u64> {
-    let mut protocol = Protocol::new("server:1");
+    let mut protocol = Protocol::new(list("server:1"), Instant::now());
     let first = protocol.first_attempt(MS);
     assert!(first.resume_token.is_none() && &*first.address == "server:1");
     protocol.welcomed(&welcome(7, SessionState::New, 4000));
@@ -55,7 +62,7 @@ fn connected() -> Protocol<u64> {
 /// The same after its connection broke, while a caller connects; with the time of the first attempt.
 fn connecting(now: Instant) -> (Protocol<u64>, Instant) {
     let mut protocol = connected();
-    assert!(protocol.lost(&1));
+    assert!(protocol.lost(&1, &Loss::Broken));
     let seeker = protocol.seeker(true);
     assert_eq!(protocol.seek(&seeker), Seek::Connect);
     let at = protocol.begin_attempts(now);
@@ -104,7 +111,7 @@ fn series_of_attempts_keep_their_distance() {
         assert!(protocol.attempt().unwrap().is_first);
         protocol.welcomed(&welcome(7, SessionState::Alive, 4000));
         protocol.established(connection);
-        assert!(protocol.lost(&connection));
+        assert!(protocol.lost(&connection, &Loss::Broken));
         let seeker = protocol.seeker(true);
         assert_eq!(protocol.seek(&seeker), Seek::Connect);
         at = protocol.begin_attempts(at);
@@ -125,7 +132,7 @@ fn a_series_begins_with_the_shortest_delay_again() {
     }
     assert!(!protocol.attempt().unwrap().is_first);
     protocol.established(2);
-    assert!(protocol.lost(&2));
+    assert!(protocol.lost(&2, &Loss::Broken));
     now = protocol.begin_attempts(now + 1000 * MS);
     let AfterFailure::RetryAt(at) = fails(&mut protocol, now, LATEST) else {
         panic!("it gives up");
@@ -153,7 +160,7 @@ fn callers_that_may_give_up_leave_connecting_to_the_watcher() {
     let mut protocol = connected();
     let caller = protocol.seeker(false);
     assert_eq!(protocol.seek(&caller), Seek::Found(1));
-    assert!(protocol.lost(&1));
+    assert!(protocol.lost(&1, &Loss::Broken));
     assert_eq!(protocol.seek(&caller), Seek::Wait { wakes_watcher: true });
     let Turn::Connect { .. } = protocol.turn() else {
         panic!("the watcher connects");
@@ -174,7 +181,7 @@ fn a_server_is_pinged_within_its_lease_and_gone_after_it() {
         (60_000, 10_000 * MS, 60_000 * MS),
         (u32::MAX, 10_000 * MS, 3_600_000 * MS),
     ] {
-        let mut protocol = Protocol::new("server:1");
+        let mut protocol = Protocol::new(list("server:1"), Instant::now());
         protocol.welcomed(&welcome(7, SessionState::New, lease_ms));
         protocol.established(1u64);
         let Turn::Watch(1, lease) = protocol.turn() else {
@@ -216,7 +223,7 @@ fn pings_keep_a_session() {
         lasted += lease.tick();
         assert!(lasted <= 6000 * MS);
     }
-    assert!(protocol.lost(&1) && !protocol.lost(&1));
+    assert!(protocol.lost(&1, &Loss::Broken) && !protocol.lost(&1, &Loss::Broken));
 }
 
 #[test]
@@ -232,7 +239,7 @@ fn the_session_of_the_last_welcome_is_resumed() {
     // This connection breaks before any caller has seen it.
     let seeker = protocol.seeker(true);
     assert_eq!(protocol.seek(&seeker), Seek::Wait { wakes_watcher: false });
-    assert!(!protocol.lost(&2));
+    assert!(!protocol.lost(&2, &Loss::Broken));
     let AfterFailure::RetryAt(_) = fails(&mut protocol, Instant::now(), EARLIEST) else {
         panic!("it gives up");
     };
@@ -284,7 +291,7 @@ fn a_close_ends_connecting() {
     protocol.welcomed(&welcome(8, SessionState::New, 4000));
     protocol.established(2);
     assert!(protocol.is_over() && protocol.connection().is_none());
-    assert!(!protocol.lost(&2) && protocol.is_over());
+    assert!(!protocol.lost(&2, &Loss::Broken) && protocol.is_over());
 }
 
 /// The tokens of a session that has these.

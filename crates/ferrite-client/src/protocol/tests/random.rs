@@ -4,7 +4,8 @@
 //! step at a time in any order. [`Server`] is the other end.
 //!
 //! Invariants that each step checks: no request ends twice; no change happens twice; no change is sent twice without a
-//! token that the session still has; one thread at a time connects. After the faults end, everything that was submitted
+//! token that the session still has; one thread at a time connects, and only to servers of the list, each of them once
+//! or twice before time passes. After the faults end, everything that was submitted
 //! ends in bounded time.
 
 use std::collections::BTreeMap;
@@ -14,10 +15,10 @@ use ferrite_testkit::rng::Rng;
 use ferrite_testkit::seed_from_env;
 use ferrite_vfs::{DedupToken, FsError, Waits};
 
-use super::server::{Message, Mode, Server};
+use super::server::{Message, Mode, SERVERS, Server};
 use super::{
-    AfterFailure, Attempt, Call, CallLimit, Deferred, Expired, Failure, Health, InFlight, MS, Next, Pending, Protocol,
-    Recipient, Repeated, Repeats, Restoration, Seek, Seeker, SlotTable, Stagger, Tokens, Turn, welcome,
+    AfterFailure, Attempt, Call, CallLimit, Deferred, Expired, Failure, Health, InFlight, Loss, MS, Next, Pending,
+    Protocol, Recipient, Repeated, Repeats, Restoration, Seek, Seeker, SlotTable, Stagger, Tokens, Turn, list, welcome,
 };
 
 const LEASE_MS: u32 = 400;
@@ -71,6 +72,8 @@ struct Client {
     slots: SlotTable,
     next_id: u64,
     heard: Instant,
+    /// The attempts since time passed.
+    attempts: (Instant, usize),
     /// The watcher is the first.
     threads: Vec<Thread>,
     watch_at: Instant,
@@ -87,7 +90,12 @@ impl Client {
     fn new(seed: u64) -> Client {
         let now = Instant::now();
         let mut rng = Rng::new(seed);
-        let server = Server::new(rng.chance(75));
+        let mut server = Server::new(rng.chance(75));
+        server.owner = (!seed.is_multiple_of(3)).then_some(0);
+        let addresses = match server.owner {
+            Some(_) => list(&SERVERS.join(",")),
+            None => list("server:1"),
+        };
         let watcher = Thread {
             call: None,
             id: 0,
@@ -99,11 +107,12 @@ impl Client {
             now,
             server,
             rng,
-            protocol: Protocol::new("server:1"),
+            protocol: Protocol::new(addresses, now),
             in_flight: InFlight::default(),
             slots: SlotTable::default(),
             next_id: 1,
             heard: now,
+            attempts: (now, 0),
             threads: vec![watcher],
             watch_at: now,
             sunk: Vec::new(),
@@ -117,6 +126,16 @@ impl Client {
     }
 
     fn handshake(&mut self, attempt: &Attempt) -> Result<u64, Failure> {
+        let servers = match self.server.owner {
+            Some(_) => &SERVERS[..],
+            None => &["server:1"],
+        };
+        assert!(servers.contains(&&*attempt.address), "{attempt:?}");
+        if self.attempts.0 != self.now {
+            self.attempts = (self.now, 0);
+        }
+        self.attempts.1 += 1;
+        assert!(self.attempts.1 <= 2 * servers.len(), "it connects without a pause");
         let state = self.server.handshake(attempt, &mut self.rng)?;
         match attempt.restoration(state) {
             Restoration::Nothing => {}
@@ -162,7 +181,11 @@ impl Client {
     }
 
     fn lost(&mut self, connection: u64) {
-        self.protocol.lost(&connection);
+        self.lost_by(connection, &Loss::Broken);
+    }
+
+    fn lost_by(&mut self, connection: u64, loss: &Loss) {
+        self.protocol.lost(&connection, loss);
         self.watch_at = self.now;
         if self.server.connection == connection {
             self.server.disconnect();
@@ -340,7 +363,8 @@ impl Client {
             Seek::Fail(error) => At::Ended(Err(error)),
             Seek::Connect => {
                 let at = self.protocol.begin_attempts(self.now);
-                assert!(at <= self.now + 20 * MS);
+                let apart = if self.server.owner.is_some() { 1000 } else { 20 };
+                assert!(at <= self.now + apart * MS);
                 At::Connecting(seeker, Connecting::Resting(at))
             }
             Seek::Wait { wakes_watcher } => {
@@ -396,7 +420,8 @@ impl Client {
                 let stagger = Stagger::of(stagger);
                 match self.protocol.attempt_failed(failure, deadline, self.now, stagger) {
                     AfterFailure::RetryAt(at) => {
-                        assert!(at > self.now && at <= self.now + 1000 * MS);
+                        assert!(at > self.now || self.server.owner.is_some() && at == self.now);
+                        assert!(at <= self.now + 1000 * MS);
                         At::Connecting(seeker, Connecting::Resting(at))
                     }
                     AfterFailure::GiveUp(error) => At::Ended(Err(error)),
@@ -452,7 +477,7 @@ impl Client {
                         let token = None;
                         self.send(Message { connection, id, token });
                     }
-                    Health::Gone => self.lost(connection),
+                    Health::Gone => self.lost_by(connection, &Loss::Silent),
                 }
             }
         }
@@ -478,6 +503,7 @@ impl Client {
                 self.server.has_restarted = true;
             }
             24 if self.rng.chance(30) => self.server.end_session(),
+            32 if self.server.owner.is_some() => self.fail_over(),
             25 | 26 => {
                 let modes = [Mode::Well, Mode::Well, Mode::Silent, Mode::Unreachable, Mode::Refusing];
                 self.server.mode = *self.rng.pick(&modes);
@@ -489,6 +515,19 @@ impl Client {
                 let index = self.rng.below(self.threads.len() as u64) as usize;
                 self.step(index);
             }
+        }
+    }
+
+    /// Another server takes over. The client has yet to notice, or the old owner names an owner.
+    fn fail_over(&mut self) {
+        let owner = self.rng.below(SERVERS.len() as u64) as usize;
+        self.server.owner = Some(owner);
+        self.server.disconnect();
+        self.server.requests.clear();
+        self.server.has_restarted = true;
+        if self.rng.chance(50) {
+            let named = *self.rng.pick(&[SERVERS[owner], SERVERS[0], "", "elsewhere:4"]);
+            self.lost_by(self.server.connection, &Loss::NotOwner(named.to_owned()));
         }
     }
 

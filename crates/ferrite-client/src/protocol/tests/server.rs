@@ -28,9 +28,14 @@ pub(super) enum Mode {
     Refusing,
 }
 
-/// The other end.
+/// The servers of a volume that has several.
+pub(super) const SERVERS: [&str; 3] = ["one:1", "two:2", "three:3"];
+
+/// The other end: the owner of the volume, and, at the other addresses, its standbys.
 pub(super) struct Server {
     pub(super) mode: Mode,
+    /// Which of [`SERVERS`] is the owner, if there are several.
+    pub(super) owner: Option<usize>,
     pub(super) has_slots: bool,
     pub(super) session: u64,
     /// The client has to reclaim its session.
@@ -52,6 +57,7 @@ impl Server {
     pub(super) fn new(has_slots: bool) -> Server {
         Server {
             mode: Mode::Well,
+            owner: None,
             has_slots,
             session: 0,
             has_restarted: false,
@@ -97,6 +103,21 @@ impl Server {
 
     /// Answers a handshake: the state of the session.
     pub(super) fn handshake(&mut self, attempt: &Attempt, rng: &mut Rng) -> Result<SessionState, Failure> {
+        if let Some(owner) = self.owner.filter(|&owner| *attempt.address != *SERVERS[owner]) {
+            // A standby may be down, wrong about the owner, or malicious.
+            let named = *rng.pick(&[
+                SERVERS[owner],
+                SERVERS[owner],
+                SERVERS[0],
+                SERVERS[1],
+                "",
+                "elsewhere:4",
+            ]);
+            return Err(match rng.chance(70) {
+                true => Failure::NotOwner(named.to_owned()),
+                false => Failure::Transient,
+            });
+        }
         match self.mode {
             Mode::Well => {}
             Mode::Refusing if rng.chance(50) => {
