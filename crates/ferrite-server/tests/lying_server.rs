@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use crate::replies::{Frame, HEAD_BYTES, Liar, honest, opcode_of};
 use ferrite_client::volume::RemoteVolume;
 use ferrite_client::{Client, ClientOptions};
-use ferrite_proto::{ENTRY_FOLLOWS, Encode, Entry, EntryInfo, LISTING_GOES_ON};
+use ferrite_proto::{ENTRY_FOLLOWS, Encode, Entry, EntryInfo, LISTING_ENDS, LISTING_GOES_ON};
 use ferrite_vfs::volume::Volume;
-use ferrite_vfs::{FileKind, FileSystem, FsError, OpenMode, ROOT_INO, SYSTEM};
+use ferrite_vfs::{Attr, DirEntry, FileKind, FileSystem, FsError, OpenMode, ROOT_INO, SYSTEM};
 
 /// A client of a server that changes the replies to one kind of request.
 fn lied_to(kind: &str, lie: impl Fn(&mut Frame) + Send + Sync + 'static) -> (Client, Liar, Arc<AtomicUsize>) {
@@ -56,13 +56,18 @@ fn list(client: &Client) -> Result<usize, FsError> {
 }
 
 fn one_entry(name: &[u8], next_cookie: u64, out: &mut Vec<u8>) {
+    entry_without(name, next_cookie, FsError::Stale, out);
+}
+
+/// An entry whose attributes could not be had.
+fn entry_without(name: &[u8], next_cookie: u64, why: FsError, out: &mut Vec<u8>) {
     ENTRY_FOLLOWS.put(out);
     Entry {
         ino: 2,
         kind: FileKind::File,
         next_cookie,
         name,
-        info: EntryInfo::Nothing(FsError::Stale),
+        info: EntryInfo::Nothing(why),
     }
     .put(out);
 }
@@ -112,6 +117,27 @@ fn a_listing_that_does_not_proceed_ends() {
         is_refused(list(&client));
         assert!(lies.load(Ordering::Relaxed) <= 2);
     }
+}
+
+/// A server that loses the volume in the middle of a listing: callers look the name up, and the owner answers.
+#[test]
+fn an_entry_from_a_server_that_is_not_the_owner_has_no_attributes() {
+    let owner = || FsError::NotOwner {
+        address: "elsewhere:1".into(),
+    };
+    let (client, _liar, _) = lied_to("Readdir", move |frame| {
+        says(frame, |out| {
+            entry_without(b"a", 1, owner(), out);
+            out.push(LISTING_ENDS);
+        });
+    });
+    let mut found = Vec::new();
+    let mut take = |_: &DirEntry<'_>, attr: Result<Attr, FsError>| {
+        found.push(attr.err());
+        true
+    };
+    client.readdir_plus(SYSTEM, ROOT_INO, 0, &mut take).unwrap();
+    assert_eq!(found, [Some(FsError::Stale)]);
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod double;
 #[cfg(feature = "rdma")]
 mod exchange;
 mod exports;
+mod failover;
 mod fuzz_corpus;
 #[path = "../../../fuzz/src/handshake.rs"]
 mod handshake;

@@ -51,7 +51,7 @@ fn fill(number: usize) -> u8 {
 }
 
 /// Writes so many pages, and reads them back, all submitted at once.
-fn write_and_read(file: &Arc<dyn OpenFile>, pages: usize) {
+pub(crate) fn write_and_read(file: &Arc<dyn OpenFile>, pages: usize) {
     let pool = Pool::new(pages * PAGE).unwrap();
     let count = Arc::new(Count::default());
     for number in 0..pages {

@@ -68,6 +68,12 @@ pub(crate) fn serve(fs: Arc<dyn FileSystem>, exports: Vec<ExportOptions>, option
     )
 }
 
+/// The same on a socket that listens already.
+pub(crate) fn serve_on(listener: TcpListener, fs: Arc<dyn FileSystem>, options: &ServerOptions) -> Server {
+    let (exports, options) = for_all(vec![export("")], options);
+    Server::start(vec![listener], vec![(fs, exports)], &options).unwrap()
+}
+
 /// The same on a given port, which an earlier server may just have closed.
 pub(crate) fn serve_at(address: &str, fs: Arc<dyn FileSystem>, options: &ServerOptions) -> Server {
     let (exports, options) = for_all(vec![export("")], options);
