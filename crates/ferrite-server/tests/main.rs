@@ -31,6 +31,7 @@ mod locks;
 mod lossy_network;
 mod lying_server;
 mod many_clients;
+mod movable;
 #[path = "../../../fuzz/src/network.rs"]
 mod network;
 mod order;

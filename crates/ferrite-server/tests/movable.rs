@@ -1,0 +1,136 @@
+//! Volumes that servers hand to each other, as a server serves them.
+//!
+//! Protects: a client learns where the owner is; a session, its files and its locks continue when the volume comes back;
+//! no answer leaves after the right to answer has ended; the end of one volume closes no connection of another.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use ferrite_client::{Client, ClientOptions, ConnectError};
+use ferrite_server::{ExportOptions, Movable, Server, ServerOptions};
+use ferrite_vfs::memfs::MemFs;
+use ferrite_vfs::{FileSystem, FsError, ROOT_INO, SYSTEM};
+
+/// A server with a volume that stays, `own`, and one that moves, `moving`.
+struct Moving {
+    server: Server,
+    movable: Movable,
+    address: String,
+    volume: Arc<MemFs>,
+    may_answer: Arc<AtomicBool>,
+}
+
+impl Moving {
+    fn new() -> Moving {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let export = |name: &str| ExportOptions::new(name).root_squash(false);
+        let own: Arc<dyn FileSystem> = Arc::new(MemFs::new());
+        let options = ServerOptions::default().cache_term(Duration::ZERO);
+        let (server, movable) = Server::start_with_movable(
+            vec![listener],
+            vec![(own, vec![export("own")])],
+            vec![vec![export("moving")]],
+            &options,
+        )
+        .unwrap();
+        Moving {
+            server,
+            movable: movable.into_iter().next().unwrap(),
+            address,
+            volume: Arc::new(MemFs::new()),
+            may_answer: Arc::new(AtomicBool::new(true)),
+        }
+    }
+
+    fn serve(&self) {
+        let may_answer = Arc::clone(&self.may_answer);
+        self.movable
+            .serve(
+                Arc::clone(&self.volume) as Arc<dyn FileSystem>,
+                Arc::new(move || may_answer.load(Ordering::Acquire)),
+            )
+            .unwrap();
+    }
+
+    fn connect(&self, export: &str) -> Result<Client, ConnectError> {
+        let options = ClientOptions::default()
+            .connect_timeout(Duration::from_millis(500))
+            .timeout(Duration::from_secs(20));
+        Client::connect(&[self.address.clone()], export, &options)
+    }
+}
+
+#[test]
+fn a_client_learns_where_the_owner_is() {
+    let moving = Moving::new();
+    moving.movable.is_at("b.example:7447");
+    let refused = moving.connect("moving").err().unwrap().to_string();
+    assert!(refused.contains("b.example:7447"), "{refused}");
+    moving.serve();
+    moving.connect("moving").unwrap();
+    assert!(moving.connect("nothing").is_err());
+}
+
+#[test]
+fn a_session_waits_for_a_volume_that_comes_back_and_others_are_not_disturbed() {
+    let moving = Moving::new();
+    moving.serve();
+    let (client, other) = (moving.connect("moving").unwrap(), moving.connect("own").unwrap());
+    let dir = client.mkdir(SYSTEM, ROOT_INO, b"d", 0o755).unwrap();
+    assert_eq!(moving.server.sessions(), 2);
+    // The engine lives on, so its open files do.
+    let stopped = moving.movable.stop().unwrap();
+    assert!(moving.movable.stop().is_none());
+    assert_eq!(moving.server.sessions(), 1);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| client.getattr(SYSTEM, dir.ino));
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!waiting.is_finished(), "the volume is nowhere, and a call has returned");
+        other.getattr(SYSTEM, ROOT_INO).unwrap();
+        moving.serve();
+        assert_eq!(waiting.join().unwrap().unwrap().ino, dir.ino);
+    });
+    drop(stopped);
+    assert_eq!(other.reconnects(), 0);
+    assert!(client.reconnects() > 0);
+    client.rmdir(SYSTEM, ROOT_INO, b"d").unwrap();
+}
+
+#[test]
+fn no_answer_leaves_once_the_right_to_answer_has_ended() {
+    let moving = Moving::new();
+    moving.serve();
+    let client = moving.connect("moving").unwrap();
+    client.mkdir(SYSTEM, ROOT_INO, b"d", 0o755).unwrap();
+    moving.may_answer.store(false, Ordering::Release);
+    // The engine would answer.
+    moving.volume.lookup(SYSTEM, ROOT_INO, b"d").unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| client.lookup(SYSTEM, ROOT_INO, b"d"));
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!waiting.is_finished(), "an answer left");
+        let refused = moving.connect("moving").err().unwrap().to_string();
+        assert!(refused.contains("another server serves this volume"), "{refused}");
+        moving.may_answer.store(true, Ordering::Release);
+        waiting.join().unwrap().unwrap();
+    });
+    // What was lost is not written to any more, and the next opening finds the session.
+    let before = moving
+        .volume
+        .getxattr(SYSTEM, ROOT_INO, b"trusted.ferrite.server")
+        .unwrap();
+    drop(moving.movable.abandon().unwrap());
+    let after = moving
+        .volume
+        .getxattr(SYSTEM, ROOT_INO, b"trusted.ferrite.server")
+        .unwrap();
+    assert_eq!(before, after);
+    moving.serve();
+    let until = Instant::now() + Duration::from_secs(10);
+    while let Err(error) = client.lookup(SYSTEM, ROOT_INO, b"d") {
+        assert!(error != FsError::NotFound && Instant::now() < until, "{error}");
+    }
+}
