@@ -10,13 +10,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::bounded::bounded;
-use crate::error::{Error, Place, Result};
+use crate::error::{ENOENT, Error, Place, Result};
 use crate::name::{NAME_BYTES_MAX, checked_name};
 use crate::pool::Pool;
 use crate::sys::{Cluster, Step};
 
 /// The longest timeout that is accepted: beyond that, something that hangs looks like something that works.
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
+/// The longest answer of a monitor that is copied.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// Attempts of librados to reach a monitor, each of the whole timeout (`MonClient::get_monmap_and_config`).
 const CONNECT_ATTEMPTS: u64 = 10;
 
@@ -68,8 +70,18 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::NotFound`] without the file or the key, [`Error::TimedOut`] if no monitor answers, [`Error::Refused`].
+    /// [`Error::NotFound`] without the file, [`Error::Invalid`] without a key, [`Error::TimedOut`] if no monitor
+    /// answers, [`Error::Refused`].
     pub fn connect(conf: &Path, name: &str, options: Options) -> Result<Client> {
+        Client::connect_with_key(conf, name, None, options)
+    }
+
+    /// The same with the key in the file `keyring`, if one is given.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::connect`].
+    pub fn connect_with_key(conf: &Path, name: &str, keyring: Option<&Path>, options: Options) -> Result<Client> {
         let place = Place::Cluster(conf.to_owned());
         let path = CString::new(conf.as_os_str().as_bytes())
             .map_err(|_| Error::invalid(&place, "the path of the configuration contains a zero byte"))?;
@@ -84,7 +96,22 @@ impl Client {
                 "timeouts are longer than zero, and at most one hour",
             ));
         }
-        let settings = settings(&options);
+        let mut settings = settings(&options);
+        if let Some(keyring) = keyring {
+            let path = keyring.to_str().filter(|path| !path.contains([',', ';', '\0']));
+            let path = path.ok_or_else(|| {
+                let why = format!(
+                    "{}: Ceph takes no path of a keyring with such characters",
+                    keyring.display()
+                );
+                Error::invalid(&place, why)
+            })?;
+            settings.push((c"keyring", path.to_owned()));
+        }
+        let no_key = format!(
+            "no key of {} was found; name the file that has it as `keyring`, here or in this configuration",
+            name.to_string_lossy()
+        );
         let limit = options.connect_timeout;
         let connected = bounded(limit, move || {
             let cluster = Cluster::connect(&name, &path, &settings)?;
@@ -99,6 +126,8 @@ impl Client {
             .ok_or_else(timed_out)?
             .map_err(|(step, returned)| match step {
                 Step::Configure => Error::invalid(&place, "this version of librados lacks one of the timeouts"),
+                // The configuration was read before.
+                Step::Connect if returned == -ENOENT => Error::invalid(&place, &*no_key),
                 Step::Open | Step::Connect => Error::from_return(place.clone(), returned, limit),
             })?;
         let instance = address
@@ -213,6 +242,20 @@ impl Client {
         let cluster = self.cluster.clone();
         let (bytes, free_bytes) = self.on_monitors(&self.place, move || cluster.space())?;
         Ok(ClusterSpace { bytes, free_bytes })
+    }
+
+    /// Sends the monitors a command, in the JSON that `ceph` sends; returns what they answer, at most 16 MiB. Blocks up
+    /// to the timeout for monitors.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`], [`Error::Blocklisted`], [`Error::NotFound`]; [`Error::Refused`], also if this client may
+    /// not send it ([`Error::is_denied`]).
+    pub fn monitor_command(&self, command: &str) -> Result<Vec<u8>> {
+        let command = CString::new(command)
+            .map_err(|_| Error::invalid(&self.place, "a command of the monitors contains no zero byte"))?;
+        let cluster = self.cluster.clone();
+        self.on_monitors(&self.place, move || cluster.monitor_command(&command, ANSWER_BYTES_MAX))
     }
 
     fn on_monitors<T: Send + 'static>(

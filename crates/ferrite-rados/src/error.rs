@@ -95,7 +95,9 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 // Numbers of Linux, which librados returns with the opposite sign.
-const ENOENT: i32 = 2;
+pub(crate) const ENOENT: i32 = 2;
+const EPERM: i32 = 1;
+const EACCES: i32 = 13;
 const EEXIST: i32 = 17;
 const ENOSPC: i32 = 28;
 const ESHUTDOWN: i32 = 108;
@@ -111,6 +113,17 @@ impl Error {
         matches!(
             self,
             Error::TimedOut { .. } | Error::Blocklisted(_) | Error::Refused { .. }
+        )
+    }
+
+    /// Whether the client lacks a capability for what it tried.
+    pub fn is_denied(&self) -> bool {
+        matches!(
+            self,
+            Error::Refused {
+                errno: EPERM | EACCES,
+                ..
+            }
         )
     }
 

@@ -442,6 +442,27 @@ fn nonsense_is_refused_before_it_is_sent() {
 }
 
 #[test]
+fn monitors_answer_commands() {
+    let (Some(ceph), Some((_, _guard))) = (ceph(), shared("commands")) else {
+        return;
+    };
+    let client = connect(ceph, 60);
+    let answer = client
+        .monitor_command(r#"{"prefix": "version", "format": "json"}"#)
+        .unwrap();
+    assert!(String::from_utf8(answer).unwrap().contains("ceph version"));
+    for nonsense in ["", "{}", r#"{"prefix": "no such command"}"#] {
+        let refused = client.monitor_command(nonsense).unwrap_err();
+        assert!(
+            matches!(refused, Error::Refused { .. }) && !refused.is_denied(),
+            "{refused}"
+        );
+    }
+    let absent = r#"{"prefix": "osd pool get", "pool": "absent", "var": "size"}"#;
+    assert!(is_not_found(client.monitor_command(absent)));
+}
+
+#[test]
 fn one_replica_serves_while_the_other_is_dead() {
     let Some((ceph, _guard)) = alone() else { return };
     let pool = connect(ceph, 60).pool_in(ceph.pool(), "replicas").unwrap();

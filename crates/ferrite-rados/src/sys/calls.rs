@@ -54,6 +54,17 @@ unsafe extern "C" {
     pub(super) fn rados_wait_for_latest_osdmap(cluster: Handle) -> c_int;
     pub(super) fn rados_cluster_stat(cluster: Handle, result: *mut ClusterStat) -> c_int;
     pub(super) fn rados_buffer_free(buffer: *mut c_char);
+    pub(super) fn rados_mon_command(
+        cluster: Handle,
+        command: *mut *const c_char,
+        command_len: usize,
+        input: *const c_char,
+        input_len: usize,
+        output: *mut *mut c_char,
+        output_len: *mut usize,
+        status: *mut *mut c_char,
+        status_len: *mut usize,
+    ) -> c_int;
 
     pub(super) fn rados_ioctx_create(cluster: Handle, pool: *const c_char, context: *mut Handle) -> c_int;
     pub(super) fn rados_ioctx_set_namespace(context: Handle, namespace: *const c_char);

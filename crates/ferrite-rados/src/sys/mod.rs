@@ -114,6 +114,36 @@ impl Cluster {
         ok(unsafe { rados_wait_for_latest_osdmap(self.raw()) }).map(drop)
     }
 
+    /// The answer to a command, at most so many bytes of it. Ends after the timeout of calls of the monitors.
+    pub(crate) fn monitor_command(&self, command: &CStr, bytes_max: usize) -> Result<Vec<u8>, c_int> {
+        let (mut output, mut len): (*mut c_char, usize) = (null_mut(), 0);
+        let mut parts = [command.as_ptr()];
+        // SAFETY: the handle is valid and connected, the command is one string that ends with a zero byte, there is no
+        // input, and nobody asks for the status. librados writes a pointer to a buffer that it allocated, or null, and
+        // the buffer's length.
+        let done = unsafe {
+            rados_mon_command(
+                self.raw(),
+                parts.as_mut_ptr(),
+                parts.len(),
+                null(),
+                0,
+                &mut output,
+                &mut len,
+                null_mut(),
+                null_mut(),
+            )
+        };
+        if output.is_null() {
+            return ok(done).map(|_| Vec::new());
+        }
+        // SAFETY: librados allocated `len` bytes there and wrote them, and nobody else has them.
+        let answer = unsafe { std::slice::from_raw_parts(output.cast::<u8>(), len.min(bytes_max)) }.to_vec();
+        // SAFETY: librados allocated it, and it is not used again; this call is `free`.
+        unsafe { rados_buffer_free(output) };
+        ok(done).map(|_| answer)
+    }
+
     /// All bytes and free bytes of the OSDs. Ends after the timeout of calls of the monitors.
     pub(crate) fn space(&self) -> Result<(u64, u64), c_int> {
         let mut stat = ClusterStat::default();
