@@ -50,6 +50,9 @@ pub struct CephOptions {
     pub pool: String,
     /// Whether there is a manager. It takes 300 MB of memory and 5 s of CPU time, and the start does not wait for it.
     pub has_manager: bool,
+    /// Whether clients need keys, and may do what their capabilities say (cephx). The administrator has the only key at
+    /// first.
+    pub has_keys: bool,
     /// Lines for `ceph.conf`, such as `("osd op num shards", "1")`.
     pub settings: Vec<(String, String)>,
 }
@@ -61,6 +64,7 @@ impl Default for CephOptions {
             osd_bytes: 1 << 30,
             pool: "ferrite".into(),
             has_manager: false,
+            has_keys: false,
             settings: Vec::new(),
         }
     }
@@ -139,7 +143,8 @@ impl Ceph {
         Ok(cluster)
     }
 
-    /// The path of its `ceph.conf`. A client that reads it needs no key, and may do everything as `client.admin`.
+    /// The path of its `ceph.conf`. Without [`CephOptions::has_keys`] a client that reads it needs no key; in any case
+    /// it may do everything as `client.admin`.
     pub fn conf(&self) -> PathBuf {
         self.folder.path().join("ceph.conf")
     }
@@ -297,6 +302,7 @@ impl std::fmt::Debug for Ceph {
 fn configuration(folder: &Path, id: &str, monitor: &str, options: &CephOptions) -> String {
     let path = folder.display();
     let (osds, osd_bytes) = (options.osds.clamp(1, 3), options.osd_bytes);
+    let auth = if options.has_keys { "cephx" } else { "none" };
     let mut own = String::new();
     for (name, value) in &options.settings {
         let _ = writeln!(own, "{name} = {value}");
@@ -308,9 +314,9 @@ mon initial members = a
 mon host = {monitor}
 public network = 127.0.0.0/8
 cluster network = 127.0.0.0/8
-auth cluster required = none
-auth service required = none
-auth client required = none
+auth cluster required = {auth}
+auth service required = {auth}
+auth client required = {auth}
 auth allow insecure global id reclaim = false
 keyring = {path}/keyring
 run dir = {path}
@@ -364,14 +370,32 @@ fn make_store(folder: &Path, osd: u32, id: &str) -> Result<()> {
     run(make.current_dir("/"), "", LIMIT).map(drop)
 }
 
+/// Makes the keys of the monitor, of the administrator and of the OSDs, which a new monitor learns from this file.
+fn make_keys(keyring: &Path, options: &CephOptions) -> Result<()> {
+    let mut entities = vec![("mon.".to_owned(), vec!["mon", "allow *"])];
+    if options.has_keys {
+        let all = vec!["mon", "allow *", "osd", "allow *", "mgr", "allow *"];
+        entities.push(("client.admin".into(), all.clone()));
+        entities.push(("mgr.x".into(), all));
+        let osds = (0..options.osds.clamp(1, 3)).map(|osd| format!("osd.{osd}"));
+        entities.extend(osds.map(|osd| (osd, vec!["mon", "allow profile osd", "osd", "allow *"])));
+    }
+    for (at, (entity, caps)) in entities.iter().enumerate() {
+        let mut keys = Command::new("ceph-authtool");
+        keys.args((at == 0).then_some("--create-keyring"));
+        keys.arg(keyring).args(["--gen-key", "-n", entity]);
+        for cap in caps.chunks(2) {
+            keys.arg("--cap").args(cap);
+        }
+        run(keys.current_dir("/"), "", LIMIT)?;
+    }
+    Ok(())
+}
+
 /// Starts the monitor, and writes where it is.
 fn start_monitor(folder: &Path, id: &str, options: &CephOptions) -> Result<Daemon> {
     let keyring = folder.join("keyring");
-    let mut keys = Command::new("ceph-authtool");
-    keys.arg("--create-keyring")
-        .arg(&keyring)
-        .args(["--gen-key", "-n", "mon.", "--cap", "mon", "allow *"]);
-    run(keys.current_dir("/"), "", LIMIT)?;
+    make_keys(&keyring, options)?;
     let mut attempt = 0;
     loop {
         attempt += 1;
