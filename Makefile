@@ -10,11 +10,12 @@ PREFIX ?= /usr/local
 FERRITE = $(CARGO_TARGET_DIR)/release/ferrite
 LAB = $(CARGO_TARGET_DIR)/release/ferrite-lab
 UNDER_TEST = FERRITE_BIN=$(CARGO_TARGET_DIR)/ci/ferrite FERRITE_LAB_BIN=$(CARGO_TARGET_DIR)/ci/ferrite-lab
-# All features that a test needs; of the programs alone, and of all crates. Not every machine can have librados; without
-# it, its tests are left out, aloud. The shell looks for it, not make, which would do so before a rule has installed it.
+# All features that a test needs: of the programs everywhere, of the programs here, and of all crates. Not every machine
+# can have librados; without it, its tests are left out, aloud. The shell looks for it, not make, which would do so before a rule has installed it.
 HAS_RADOS = [ -e /usr/include/rados/librados.h ]
 FEATURES = ferrite-cli/nvme,ferrite-lab/leveldb,ferrite-lab/nvme
-ALL_FEATURES = $(FEATURES)$$(! $(HAS_RADOS) || echo ,ferrite-rados/librados,ferrite-nvme/rados)
+PROGRAM_FEATURES = $(FEATURES)$$(! $(HAS_RADOS) || echo ,ferrite-cli/rados)
+ALL_FEATURES = $(FEATURES)$$(! $(HAS_RADOS) || echo ,ferrite-cli/rados,ferrite-rados/librados,ferrite-nvme/rados)
 SAY_SKIPPED = @$(HAS_RADOS) || echo "SKIPPED: tests of content in Ceph need the Debian package librados-dev"
 
 .PHONY: demo test check lint unit soak fuzz race pmem rdma bench explain build install clean help
@@ -59,7 +60,7 @@ lint:
 
 # The command line is built first, optimized but without link-time optimization: the tests on a real mount run that binary.
 unit:
-	cargo build --profile ci -p ferrite-cli -p ferrite-lab --features $(FEATURES)
+	cargo build --profile ci -p ferrite-cli -p ferrite-lab --features $(PROGRAM_FEATURES)
 	$(SAY_SKIPPED)
 	$(UNDER_TEST) scripts/run-tests.py --workspace --features $(ALL_FEATURES)
 	# Three builds with other features, as few as possible, since each compiles the engine anew.

@@ -100,7 +100,7 @@ impl Making<'_> {
             Some(config) => config.clone(),
             None => read(self.path)?,
         };
-        let devices = config.data.iter().map(|data| &data.device);
+        let devices = config.devices().iter().map(|data| &data.device);
         for device in devices.chain(&config.metadata.device) {
             refuse_to_overwrite(device, self.force)?;
         }
@@ -108,18 +108,27 @@ impl Making<'_> {
             Some(config) => ferrite_nvme::make_described(self.path, config, &options)?,
             None => ferrite_nvme::make(self.path, &options)?,
         }
-        config.data.iter().for_each(|data| tell_if_sparse(&data.device));
-        let devices = config.data.len();
-        let size = self.capacity()?;
+        config.devices().iter().for_each(|data| tell_if_sparse(&data.device));
+        let (content, metadata) = (self.content(&config)?, config.metadata_place());
         say(format!(
-            "nvme:{}: {} on {devices} data device{}{}, metadata in {}",
-            self.path.display(),
-            size::human(size),
-            if devices == 1 { "" } else { "s" },
-            if self.data_checksum { " with data checksums" } else { "" },
-            config.metadata_place()
+            "nvme:{}: {content}, metadata in {metadata}",
+            self.path.display()
         ));
         Ok(0)
+    }
+
+    /// Where the content of the new pool is, in words.
+    fn content(&self, config: &Config) -> Result<String, Failure> {
+        if config.rados().is_some() {
+            return Ok(format!("content in {}", config.content_place()));
+        }
+        let devices = config.devices().len();
+        Ok(format!(
+            "{} on {devices} data device{}{}",
+            size::human(self.capacity()?),
+            if devices == 1 { "" } else { "s" },
+            if self.data_checksum { " with data checksums" } else { "" }
+        ))
     }
 
     fn capacity(&self) -> Result<u64, Failure> {

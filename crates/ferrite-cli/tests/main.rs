@@ -40,6 +40,8 @@ mod nvme_admin;
 mod nvme_damage;
 #[cfg(feature = "nvme")]
 mod nvme_postgres;
+#[cfg(feature = "rados")]
+mod nvme_rados;
 mod operations;
 mod output;
 #[path = "../../ferrite/tests/posix/mod.rs"]

@@ -357,3 +357,21 @@ fn mkfs_destroys_nothing_by_accident_and_adds_devices() {
     ok(&mut mkfs(&["nvme:pool.toml", "--force"]));
     assert!(pool.fsck().contains("1 inodes"));
 }
+
+/// A program that cannot reach Ceph says which feature it lacks, before it takes anything.
+#[test]
+#[cfg(not(feature = "rados"))]
+fn a_program_without_ceph_names_its_feature() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "[metadata]\npostgres = 'host=127.0.0.9'\n[data]\nrados = { pool = 'p' }\n";
+    std::fs::write(dir.path().join("pool.toml"), text).unwrap();
+    let address = format!("nvme:{}", dir.path().join("pool.toml").display());
+    for command in ["mkfs", "info", "fsck"] {
+        let output = ferrite().args([command, &address]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            !output.status.success() && said.contains("the feature `rados`"),
+            "{command}: {said}"
+        );
+    }
+}

@@ -35,6 +35,8 @@ const BACKUP: Page = page!("backup.md", 15);
 const TROUBLESHOOTING: Page = page!("troubleshooting.md", 11);
 #[cfg(feature = "nvme")]
 const POSTGRES: Page = page!("postgres.md", 15);
+#[cfg(feature = "rados")]
+const RADOS: Page = page!("rados.md", 11);
 const PAGES: &[Page] = &[
     MOUNTING,
     SERVING,
@@ -44,18 +46,31 @@ const PAGES: &[Page] = &[
     TROUBLESHOOTING,
     #[cfg(feature = "nvme")]
     POSTGRES,
+    #[cfg(feature = "rados")]
+    RADOS,
 ];
 
 /// The database that pages name.
 const DATABASE: &str = "host=db1 user=ferrite dbname=ferrite";
+/// The configuration of the Ceph cluster that pages name.
+const CEPH: &str = "/etc/ceph/ceph.conf";
 
 /// Blocks that are not run: for devices and services, for changes to the machine, for parts of files. No further ones
 /// may hide there.
 const NOT_RUN: [(&str, usize); 5] = [
     ("sh,device", 6),
-    ("sh,service", 4),
+    ("sh,service", if cfg!(feature = "rados") { 5 } else { 4 }),
     ("fstab", 2),
-    ("toml", if cfg!(feature = "nvme") { 2 } else { 1 }),
+    (
+        "toml",
+        if cfg!(feature = "rados") {
+            3
+        } else if cfg!(feature = "nvme") {
+            2
+        } else {
+            1
+        },
+    ),
     ("sql", if cfg!(feature = "nvme") { 1 } else { 0 }),
 ];
 
@@ -125,12 +140,12 @@ fn matches(line: &str, pattern: &str) -> bool {
 struct Places {
     base: tempfile::TempDir,
     program: PathBuf,
-    /// The connection string of the database.
-    database: String,
+    /// The connection string of the database, and the configuration of the Ceph cluster.
+    servers: [String; 2],
 }
 
 impl Places {
-    fn new(database: &str) -> Places {
+    fn new(servers: [&str; 2]) -> Places {
         let base = tempfile::tempdir().unwrap();
         for dir in ["bin", "var", "etc", "backup", "mnt"] {
             fs::create_dir(base.path().join(dir)).unwrap();
@@ -141,12 +156,12 @@ impl Places {
         Places {
             base,
             program,
-            database: database.to_owned(),
+            servers: servers.map(str::to_owned),
         }
     }
 
     /// The page's names, and the places that stand for them.
-    fn names(&self) -> [(&'static str, String); 6] {
+    fn names(&self) -> [(&'static str, String); 7] {
         let place = |name: &str| self.base.path().join(name).to_str().unwrap().to_owned();
         let scripts = Path::new("../../scripts").canonicalize().unwrap();
         [
@@ -155,7 +170,8 @@ impl Places {
             ("/mnt/data", place("mnt/data")),
             ("/backup", place("backup")),
             ("/usr/local/share/ferrite", scripts.to_str().unwrap().to_owned()),
-            (DATABASE, self.database.clone()),
+            (DATABASE, self.servers[0].clone()),
+            (CEPH, self.servers[1].clone()),
         ]
     }
 
@@ -200,15 +216,15 @@ fn is_installed(program: &str) -> bool {
 
 /// Runs the blocks of a page, and checks every claim.
 fn run(page: &Page) {
-    run_with(page, DATABASE);
+    run_with(page, [DATABASE, CEPH]);
 }
 
-/// The same with a database.
-fn run_with(page: &Page, database: &str) {
+/// The same with servers.
+fn run_with(page: &Page, servers: [&str; 2]) {
     if !has_fuse() {
         return;
     }
-    let places = Places::new(database);
+    let places = Places::new(servers);
     let mut run = 0;
     for (_, lines) in blocks(page.text).into_iter().filter(|(mark, _)| *mark == "sh") {
         for step in steps(&lines) {
@@ -276,8 +292,22 @@ fn troubleshooting_runs_as_written() {
 fn postgres_runs_as_written() {
     use ferrite_test_clusters::{Postgres, PostgresOptions, or_skip};
     if let Some(database) = or_skip(Postgres::start(&PostgresOptions::default())) {
-        run_with(&POSTGRES, &database.primary().connection());
+        run_with(&POSTGRES, [&database.primary().connection(), CEPH]);
     }
+}
+
+#[test]
+#[cfg(feature = "rados")]
+fn rados_runs_as_written() {
+    use ferrite_test_clusters::{Ceph, CephOptions, Postgres, PostgresOptions, or_skip};
+    let Some(database) = or_skip(Postgres::start(&PostgresOptions::default())) else {
+        return;
+    };
+    let Some(ceph) = or_skip(Ceph::start(&CephOptions::default())) else {
+        return;
+    };
+    let conf = ceph.conf();
+    run_with(&RADOS, [&database.primary().connection(), conf.to_str().unwrap()]);
 }
 
 /// Every block is run, or one of a few that cannot be.

@@ -15,8 +15,17 @@
 //! whole_pages = true            # trust that 4 KiB are written whole; by default the device reports it
 //! ```
 //!
+//! With metadata in a database, content may be in a Ceph cluster instead of devices:
+//!
+//! ```toml
+//! [data]
+//! rados = { pool = "ferrite" }  # and conf, client, keyring, namespace
+//! ```
+//!
 //! Relative paths start at the file's directory. Unknown words are refused: a misspelt one might be the one that
 //! matters.
+
+mod data_place;
 
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
@@ -30,6 +39,8 @@ use serde::{Deserialize, Serialize};
 use crate::format::node::INLINE_BYTES_MAX;
 use crate::small::SMALL_BYTES_MAX;
 
+pub use data_place::{Data, DataPlace, Rados};
+
 /// A pool's parts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -42,8 +53,8 @@ pub struct Config {
     /// Open the pool although data devices are missing; operations on their files fail, all others work.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub degraded: bool,
-    /// Where content is, in an order that never changes.
-    pub data: Vec<Data>,
+    /// Where content is.
+    pub data: DataPlace,
 }
 
 /// Where names and attributes are.
@@ -92,18 +103,6 @@ pub struct ReactorConfig {
     /// Microseconds that a thread polls before it sleeps. Needs a dedicated core.
     #[serde(default)]
     pub busy_us: u64,
-}
-
-/// A data device.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Data {
-    /// A block device, or a file.
-    pub device: PathBuf,
-    /// Whether 4 KiB are written whole or not at all, also when power is lost. By default the device reports it, and no
-    /// file is trusted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub whole_pages: Option<bool>,
 }
 
 /// The volume of a pool whose file names none.
@@ -179,7 +178,7 @@ impl Config {
             },
             reactor: ReactorConfig::default(),
             degraded: false,
-            data: data.collect(),
+            data: DataPlace::Devices(data.collect()),
         }
     }
 
@@ -189,10 +188,8 @@ impl Config {
     /// The text is not valid; the message names the line.
     pub fn parse(text: &str, base: &Path) -> Result<Config, String> {
         let mut config: Config = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_string())?;
-        if config.data.is_empty() {
-            return Err("it names no data device; add `[[data]]` with `device = \"PATH\"`".into());
-        }
         config.metadata.check_place()?;
+        config.check_data()?;
         let small = config.metadata.small_files;
         if !SMALL_FILES.contains(&small) {
             let (least, most) = (human_bytes(*SMALL_FILES.start()), human_bytes(*SMALL_FILES.end()));
@@ -211,12 +208,68 @@ impl Config {
         for place in [directory, device, password_file, ca].into_iter().flatten() {
             *place = base.join(&*place);
         }
-        for data in &mut config.data {
-            data.device = base.join(&data.device);
+        match &mut config.data {
+            DataPlace::Devices(devices) => devices
+                .iter_mut()
+                .for_each(|data| data.device = base.join(&data.device)),
+            DataPlace::Rados(rados) => {
+                let files = std::iter::once(&mut rados.conf).chain(&mut rados.keyring);
+                files.for_each(|file| *file = base.join(&*file));
+            }
         }
         match config.device_named_twice() {
             Some(device) => Err(format!("it names {} twice; name each device once", device.display())),
             None => Ok(config),
+        }
+    }
+
+    /// The data devices; none if content is elsewhere.
+    pub fn devices(&self) -> &[Data] {
+        match &self.data {
+            DataPlace::Devices(devices) => devices,
+            DataPlace::Rados(_) => &[],
+        }
+    }
+
+    /// The pool of Ceph that has the content, if one has.
+    pub fn rados(&self) -> Option<&Rados> {
+        match &self.data {
+            DataPlace::Devices(_) => None,
+            DataPlace::Rados(rados) => Some(rados),
+        }
+    }
+
+    /// The namespace of the pool's objects.
+    pub fn namespace<'c>(&'c self, rados: &'c Rados) -> &'c str {
+        rados.namespace.as_deref().unwrap_or(self.metadata.volume())
+    }
+
+    /// That content has a place which fits that of the metadata.
+    fn check_data(&self) -> Result<(), String> {
+        let Some(rados) = self.rados() else {
+            return match self.devices().is_empty() {
+                true => Err("it names no data device; add `[[data]]` with `device = \"PATH\"`".into()),
+                false => Ok(()),
+            };
+        };
+        if self.metadata.postgres.is_none() {
+            return Err(
+                "`rados` needs `[metadata]` with `postgres`: a new owner keeps earlier ones from the content by \
+                        an epoch that a database gives to one owner alone, and metadata on this machine cannot do that"
+                    .into(),
+            );
+        }
+        if self.degraded {
+            return Err("`degraded` has a meaning with data devices only".into());
+        }
+        let names = [
+            ("pool", &*rados.pool),
+            ("client", &*rados.client),
+            ("namespace", self.namespace(rados)),
+        ];
+        match names.iter().find(|(_, name)| name.is_empty()) {
+            Some((word, _)) => Err(format!("`{word}` of `rados` is empty")),
+            None => Ok(()),
         }
     }
 
@@ -226,7 +279,7 @@ impl Config {
             .metadata
             .device
             .iter()
-            .chain(self.data.iter().map(|data| &data.device));
+            .chain(self.devices().iter().map(|data| &data.device));
         let devices: Vec<&PathBuf> = devices.collect();
         let mut before = HashSet::new();
         let is_again = |device: &&&PathBuf| {
@@ -242,6 +295,14 @@ impl Config {
             (Some(_), _) => format!("PostgreSQL, volume {}", self.metadata.volume()),
             (None, Some(path)) => path.display().to_string(),
             (None, None) => String::new(),
+        }
+    }
+
+    /// Where content in Ceph is, for messages.
+    pub fn content_place(&self) -> String {
+        match self.rados() {
+            Some(rados) => format!("Ceph pool {}, namespace {}", rados.pool, self.namespace(rados)),
+            None => "data devices".into(),
         }
     }
 
@@ -296,7 +357,10 @@ mod tests {
     #[test]
     fn what_is_written_is_read_again() {
         let mut config = Config::new("/m", ["/dev/a".into(), "/dev/b".into()]);
-        config.data[1].whole_pages = Some(true);
+        let DataPlace::Devices(devices) = &mut config.data else {
+            unreachable!("they are devices")
+        };
+        devices[1].whole_pages = Some(true);
         config.metadata.cache = 5 << 20;
         assert!(
             !config.to_text().contains("small_files"),
@@ -312,7 +376,7 @@ mod tests {
     fn paths_start_at_the_file_and_mistakes_are_named() {
         let config = Config::parse("[metadata]\ndirectory = 'm'\n[[data]]\ndevice = 'd'", Path::new("/x")).unwrap();
         assert_eq!(config.metadata_place(), "/x/m");
-        assert_eq!(config.data[0].device, Path::new("/x/d"));
+        assert_eq!(config.devices()[0].device, Path::new("/x/d"));
         let database = "[metadata]\npostgres = 'host=a'\nvolume = 'home'\nca = 'ca.pem'\n[[data]]\ndevice = 'd'";
         let config = Config::parse(database, Path::new("/x")).unwrap();
         assert_eq!(config.metadata_place(), "PostgreSQL, volume home");

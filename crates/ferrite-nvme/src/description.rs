@@ -14,7 +14,8 @@ use ferrite_pm::holder;
 use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
 use rustix::fs::{CWD, FlockOperation, RenameFlags};
 
-use crate::config::Config;
+use crate::config::{Config, DataPlace};
+use crate::device::as_data;
 use crate::refusal::{Result, invalid, medium, refuse};
 
 /// How long a killed process may take to release its locks.
@@ -99,7 +100,10 @@ impl Description {
     /// The text with one more device, which leaves all that users wrote as it is, where possible.
     pub(crate) fn with_device(&self, config: &Config, device: &Path) -> Result<String> {
         let mut wanted = config.clone();
-        wanted.data.extend(Config::new("", [device.to_path_buf()]).data);
+        match &mut wanted.data {
+            DataPlace::Devices(devices) => devices.push(as_data(device)),
+            DataPlace::Rados(_) => return Err(no_devices(&self.given)),
+        }
         let name = toml::Value::from(device.to_string_lossy().as_ref());
         let gap = match self.text.ends_with('\n') {
             true => "",
@@ -117,6 +121,15 @@ impl Description {
 fn parse(path: &Path, text: &str) -> Result<Config> {
     let base = path.parent().unwrap_or(Path::new("."));
     Config::parse(text, base).map_err(|text| invalid(format!("{}: {text}", path.display())).with_name_in_text())
+}
+
+/// The refusal to give a pool a device that has none.
+pub(crate) fn no_devices(path: &Path) -> VolumeError {
+    let text = format!(
+        "{}: its content is in Ceph, which grows by OSDs; no device can be added",
+        path.display()
+    );
+    invalid(text).with_name_in_text()
 }
 
 /// A description as text, which reads back as the same configuration.
@@ -254,11 +267,11 @@ mod tests {
         let link = dir.path().join("link.toml");
         std::os::unix::fs::symlink(&path, &link).unwrap();
         let config = add(&link, "/dev/\"b\"");
-        assert_eq!(config.data[1].device, Path::new("/dev/\"b\""));
+        assert_eq!(config.devices()[1].device, Path::new("/dev/\"b\""));
         assert!(link.is_symlink());
         assert!(std::fs::read_to_string(&path).unwrap().starts_with(TEXT));
         let (_dir, path) = described("data = [{ device = 'a' }]\n[metadata]\ndirectory = 'm'\n");
-        assert_eq!(add(&path, "/b").data.len(), 2);
+        assert_eq!(add(&path, "/b").devices().len(), 2);
     }
 
     /// A crash before the new one has its name leaves the old one, and a harmless file beside it.
@@ -272,11 +285,11 @@ mod tests {
                 .unwrap()
                 .config()
                 .unwrap()
-                .data
+                .devices()
                 .len(),
             1
         );
-        assert_eq!(add(&path, "/b").data.len(), 2);
+        assert_eq!(add(&path, "/b").devices().len(), 2);
         assert!(!beside.exists());
         drop(Draft::begin(&path).unwrap());
         assert!(!beside.exists(), "one that is given up goes");
@@ -296,7 +309,7 @@ mod tests {
         assert!(matches!(error.kind(), VolumeErrorKind::InUse { process, .. } if *process == own));
         drop((old, new));
         let looks = [(); 2].map(|()| Description::open(&path, Share::Inspect).unwrap());
-        assert_eq!(looks[1].config().unwrap().data.len(), 2);
+        assert_eq!(looks[1].config().unwrap().devices().len(), 2);
         assert!(Description::open(&path, Share::Alone).is_err());
     }
 

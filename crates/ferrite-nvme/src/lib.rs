@@ -10,8 +10,8 @@
 //! (what all operations share: steps, tokens, numbers); `inode_ref`, `detached`, `reclaim`, `small` (content without a
 //! blob), `rights`; `names` (edges, creating, removing, renaming), `attr`, `data` (damaged content), `content` (open
 //! files); `check`, `repair`, `adopt` (blobs without a name); `fs` (the trait); `open` (making, opening, recovery);
-//! `refusal`, `config`, `description`, `backend`, `pool`, `volume` (pools of real parts), `candidate` (servers that hand
-//! a pool to each other), `salvage` (metadata that cannot be read as a whole).
+//! `refusal`, `config`, `description`, `backend`, `ceph`, `pool`, `volume` (pools of real parts), `candidate` (servers
+//! that hand a pool to each other), `salvage` (metadata that cannot be read as a whole).
 //!
 //! *Architecture invariant:* an operation takes its locks in the order that `lock_order` lists. The transaction's own
 //! locks on places of names, by key, come between directories and inodes; those on nodes, by key, come last: then it
@@ -28,6 +28,8 @@ mod backend;
 mod blobs;
 #[cfg(feature = "postgres")]
 mod candidate;
+#[cfg(feature = "rocksdb")]
+mod ceph;
 mod check;
 #[cfg(feature = "rocksdb")]
 mod config;
@@ -73,7 +75,7 @@ pub use backend::MetaBlobs;
 pub use candidate::candidacy;
 pub use check::{Finding, Report};
 #[cfg(feature = "rocksdb")]
-pub use config::{Config, Data, Metadata, ReactorConfig};
+pub use config::{Config, Data, DataPlace, Metadata, Rados, ReactorConfig};
 pub use ferrite_blob::device::block_device_of;
 #[cfg(feature = "rocksdb")]
 pub use ferrite_meta::Salvaged;

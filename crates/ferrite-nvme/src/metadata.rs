@@ -115,13 +115,7 @@ fn rocksdb(config: &Config, reactor: &Arc<Reactor>, opening: Opening) -> Result<
 /// Where the metadata lies.
 pub(crate) fn backend(config: &Config, reactor: &Arc<Reactor>, opening: Opening) -> Result<Backend> {
     Ok(match (&config.metadata.device, &config.metadata.directory) {
-        (None, None) => {
-            let text = format!(
-                "{}: a database is mended and restored by its own tools; docs/postgres.md describes how",
-                config.metadata_place()
-            );
-            return Err(invalid(text).with_name_in_text());
-        }
+        (None, None) => return Err(by_its_own_tools(config)),
         (None, Some(directory)) => Backend::Directory(directory.clone()),
         (Some(path), _) => {
             let device = device(&as_data(path), reactor, opening == Opening::Inspect)?;
@@ -146,6 +140,23 @@ pub(crate) fn backend(config: &Config, reactor: &Arc<Reactor>, opening: Opening)
             Backend::Blobs(Arc::new(blobs.map_err(of_store)?))
         }
     })
+}
+
+/// The refusal to mend or restore a database.
+pub(crate) fn by_its_own_tools(config: &Config) -> VolumeError {
+    let text = format!(
+        "{}: a database is mended and restored by its own tools; docs/postgres.md describes how",
+        config.metadata_place()
+    );
+    invalid(text).with_name_in_text()
+}
+
+/// Takes metadata in a database.
+///
+/// # Errors
+/// Another server owns it; there is no such volume; errors of the database.
+pub(crate) fn open_database(config: &Config) -> Result<Box<dyn MetaStore>> {
+    database::open(config)
 }
 
 /// Opens the metadata.

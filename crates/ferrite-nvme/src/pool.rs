@@ -13,16 +13,16 @@ use std::sync::Arc;
 
 use ferrite_blob::device::uring::{Reactor, Uring};
 use ferrite_blob::{BlobStore, FormatOptions, Identity};
-use ferrite_vfs::FsError;
 use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
 
+use crate::ceph;
 use crate::config::{Config, Data};
 use crate::description::{self, Description, Draft, Share};
 use crate::device::{as_data, device, of_store, random, reactor};
 use crate::fs::NvmeFs;
 use crate::metadata::{self, METADATA_INDEX, Opening};
 use crate::open::{self, Options};
-use crate::refusal::{Result, invalid, refuse};
+use crate::refusal::{Result, invalid, of_fs, refuse};
 
 /// How a pool on devices is made.
 #[derive(Debug, Clone, Default)]
@@ -41,27 +41,13 @@ pub struct MakeOptions {
 /// The parts of an open pool.
 pub(crate) struct Parts {
     pub(crate) fs: NvmeFs,
-    /// Its data stores, in the order of their numbers.
+    /// Its data stores on devices, in the order of their numbers.
     pub(crate) stores: Vec<Option<BlobStore>>,
+    /// Its content in Ceph, if it is there.
+    pub(crate) ceph: Option<ceph::Content>,
     pub(crate) config: Config,
     /// Locked as long as the pool is open.
     _description: Description,
-}
-
-pub(crate) fn of_fs(place: &str, error: &FsError) -> VolumeError {
-    let (kind, text) = match error {
-        FsError::NotFound => (
-            VolumeErrorKind::Foreign,
-            "there is no file system in its metadata".into(),
-        ),
-        FsError::ReadOnly => (
-            VolumeErrorKind::Damaged,
-            "it was not closed, and a look cannot put it right; open it for writing once".into(),
-        ),
-        FsError::Damaged { .. } => (VolumeErrorKind::Damaged, error.to_string()),
-        _ => (VolumeErrorKind::Medium, error.to_string()),
-    };
-    refuse(kind, format!("{place}: {text}")).with_name_in_text()
 }
 
 /// Opens a device for a new store. A missing file is created. A device that names `ours` as its owner was prepared for
@@ -120,9 +106,13 @@ pub fn make_described(path: &Path, config: &Config, options: &MakeOptions) -> Re
 
 /// Makes a pool without its description.
 fn prepare(config: &Config, options: &MakeOptions) -> Result<()> {
+    if let Some(rados) = config.rados() {
+        check_options_of_ceph(config, options)?;
+        return ceph::make(config, rados, options.force, options.owner);
+    }
     let reactor = reactor(config)?;
     let devices: Vec<Uring> = config
-        .data
+        .devices()
         .iter()
         .map(|data| blank_device(data, &reactor, options, None))
         .collect::<Result<_>>()?;
@@ -162,6 +152,16 @@ fn prepare(config: &Config, options: &MakeOptions) -> Result<()> {
     store.close().map_err(|error| metadata::of_meta(&place, &error))
 }
 
+/// Refuses options that have no meaning for content in Ceph.
+fn check_options_of_ceph(config: &Config, options: &MakeOptions) -> Result<()> {
+    let why = match (options.size_bytes, options.data_checksum) {
+        (Some(_), _) => "--size is for files and devices; a quota of the pool of Ceph limits content there",
+        (None, true) => "--data-checksum is for devices; the OSDs of Ceph keep checksums of their own",
+        (None, false) => return Ok(()),
+    };
+    Err(invalid(format!("{}: {why}", config.content_place())).with_name_in_text())
+}
+
 /// Adds a device, named by its absolute path, to a pool that is closed: the device is made ready, and then the
 /// description names it. New files may lie on it from the next opening on. Durable when it returns; after a crash in
 /// between the pool is unchanged, and the device can be added again.
@@ -172,11 +172,17 @@ fn prepare(config: &Config, options: &MakeOptions) -> Result<()> {
 pub fn add(path: &Path, device: &Path, options: &MakeOptions) -> Result<()> {
     let old = Description::open(path, Share::Alone)?;
     let config = old.config()?;
+    if config.rados().is_some() {
+        return Err(description::no_devices(path));
+    }
     let reactor = reactor(&config)?;
     let store = metadata::open(&config, &reactor, Opening::Inspect)?;
     let record = open::read_record(&*store).map_err(|error| of_fs(&config.metadata_place(), &error))?;
-    let (has, named) = (usize::from(record.stores), config.data.len());
-    let at = config.data.iter().position(|data| same_device(&data.device, device));
+    let (has, named) = (usize::from(record.stores), config.devices().len());
+    let at = config
+        .devices()
+        .iter()
+        .position(|data| same_device(&data.device, device));
     if config
         .metadata
         .device
@@ -218,7 +224,7 @@ pub fn add(path: &Path, device: &Path, options: &MakeOptions) -> Result<()> {
 
 /// Whether data in a pool has checksums: one of its devices says so.
 fn has_checksums(config: &Config, reactor: &Arc<Reactor>, pool: [u8; 16]) -> bool {
-    config.data.iter().any(|data| {
+    config.devices().iter().any(|data| {
         let found = device(data, reactor, true).and_then(|device| BlobStore::identify(&device).map_err(of_store));
         matches!(found, Ok(Some(found)) if found.pool == pool && found.has_checksums)
     })
@@ -254,15 +260,25 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Parts> {
         description = Description::open(path, Share::Alone)?;
         config = description.config()?;
     }
+    if let Some(rados) = config.rados() {
+        let (fs, content) = ceph::open(&config, rados, options)?;
+        return Ok(Parts {
+            fs,
+            stores: Vec::new(),
+            ceph: Some(content),
+            config,
+            _description: description,
+        });
+    }
     let reactor = reactor(&config)?;
     let store = metadata::open_as(&config, &reactor, opening, options.owner.as_ref())?;
     let record = open::read_record(&*store).map_err(|error| of_fs(&config.metadata_place(), &error))?;
-    let (has, named) = (usize::from(record.stores), config.data.len());
+    let (has, named) = (usize::from(record.stores), config.devices().len());
     if named < has {
         return Err(too_few(path, has, named));
     }
     let mut stores = Vec::new();
-    for (index, data) in config.data.iter().enumerate() {
+    for (index, data) in config.devices().iter().enumerate() {
         match data_store(data, &reactor, record.uuid, index, options.read_only) {
             Ok(store) => stores.push(Some(store)),
             Err(error) if index < has && config.degraded && *error.kind() != VolumeErrorKind::Foreign => {
@@ -281,6 +297,7 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Parts> {
     Ok(Parts {
         fs,
         stores,
+        ceph: None,
         config,
         _description: description,
     })

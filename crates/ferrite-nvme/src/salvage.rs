@@ -34,8 +34,7 @@ use crate::format::tail::Tail;
 use crate::metadata::{self, Opening, of_meta};
 use crate::names::cookie_of;
 use crate::open::{HASH_BITS, empty_root};
-use crate::pool;
-use crate::refusal::{Result, refuse};
+use crate::refusal::{Result, of_fs, refuse};
 
 /// Changes per commit.
 const KEYS_A_COMMIT: usize = 1000;
@@ -55,9 +54,12 @@ struct Content {
 pub fn metadata_damage(path: &Path) -> Result<Option<String>> {
     let description = Description::open(path, Share::Inspect)?;
     let config = description.config()?;
-    let reactor = device::reactor(&config)?;
     let is_damage = |error: &VolumeError| *error.kind() == VolumeErrorKind::Damaged;
-    let store = match metadata::open(&config, &reactor, Opening::Inspect) {
+    let opened = match config.metadata.postgres {
+        Some(_) => metadata::open_database(&config),
+        None => metadata::open(&config, &device::reactor(&config)?, Opening::Inspect),
+    };
+    let store = match opened {
         Err(error) if is_damage(&error) => return Ok(Some(error.to_string())),
         store => store?,
     };
@@ -65,7 +67,7 @@ pub fn metadata_damage(path: &Path) -> Result<Option<String>> {
     let all = store.scan(&[], &[0xff; 32], &mut |_, _| std::ops::ControlFlow::Continue(()));
     let read = all.map_err(|error| of_meta(&place, &error)).and_then(|()| {
         let record = crate::open::read_record(&*store);
-        record.map(drop).map_err(|error| pool::of_fs(&place, &error))
+        record.map(drop).map_err(|error| of_fs(&place, &error))
     });
     match read {
         Err(error) if is_damage(&error) || *error.kind() == VolumeErrorKind::Foreign => Ok(Some(error.to_string())),
@@ -93,6 +95,9 @@ pub fn restore_metadata(path: &Path, dump: &Path) -> Result<Salvaged> {
 fn replace(path: &Path, dump: Option<&Path>) -> Result<Salvaged> {
     let description = Description::open(path, Share::Alone)?;
     let config = description.config()?;
+    if config.metadata.postgres.is_some() {
+        return Err(metadata::by_its_own_tools(&config));
+    }
     let reactor = device::reactor(&config)?;
     let content = Content::read(&config, &reactor)?;
     let backend = metadata::backend(&config, &reactor, Opening::Mend)?;
@@ -109,10 +114,10 @@ impl Content {
     fn read(config: &Config, reactor: &Arc<Reactor>) -> Result<Content> {
         let mut content = Content {
             uuid: None,
-            stores: u16::try_from(config.data.len()).unwrap_or(u16::MAX),
+            stores: u16::try_from(config.devices().len()).unwrap_or(u16::MAX),
             full: HashMap::new(),
         };
-        for (number, data) in (0..).zip(&config.data) {
+        for (number, data) in (0..).zip(config.devices()) {
             if !data.device.exists() && config.degraded {
                 continue;
             }

@@ -11,6 +11,7 @@ use ferrite_vfs::volume::{
 };
 use ferrite_vfs::{FileSystem, FsError, Ino, SYSTEM};
 
+use crate::ceph;
 use crate::content_store::{self, BlobName};
 use crate::core::Core;
 use crate::format::node::Content;
@@ -101,12 +102,8 @@ impl NvmeVolume {
     }
 
     fn stores(&self) -> Vec<(String, Option<ferrite_blob::BlobStore>)> {
-        let devices = self
-            .parts
-            .config
-            .data
-            .iter()
-            .map(|data| data.device.display().to_string());
+        let devices = self.parts.config.devices().iter();
+        let devices = devices.map(|data| data.device.display().to_string());
         devices.zip(self.parts.stores.iter().cloned()).collect()
     }
 
@@ -141,6 +138,51 @@ impl NvmeVolume {
         }
         devices
     }
+}
+
+fn small_files_text(core: &Core, files: u64, bytes: u64) -> String {
+    format!(
+        "{files} with {} in the metadata; files up to {} are",
+        human_bytes(bytes),
+        human_bytes(core.small_bytes_max)
+    )
+}
+
+fn content_text(parts: &Parts) -> String {
+    match parts.ceph {
+        Some(_) => "content in Ceph".into(),
+        None => format!("{} data devices", parts.config.devices().len()),
+    }
+}
+
+/// A pool of Ceph for programs; appends its lines.
+fn info_of_ceph(parts: &Parts, lines: &mut Vec<InfoLine>) -> Option<serde_json::Value> {
+    let (content, rados) = (parts.ceph.as_ref()?, parts.config.rados()?);
+    let usage = content.usage();
+    let held = match usage {
+        Some(usage) => format!(
+            "{} free, {} in {} objects of all its namespaces",
+            human_bytes(usage.free_bytes),
+            human_bytes(usage.bytes),
+            usage.objects
+        ),
+        None => "its space is unknown: no manager has counted it yet".into(),
+    };
+    lines.push(line("content", parts.config.content_place()));
+    lines.push(line("Ceph pool", format!("{}: {held}", rados.pool)));
+    lines.push(line(
+        "Ceph client",
+        format!("{}, {}", rados.client, rados.conf.display()),
+    ));
+    Some(serde_json::json!({
+        "pool": rados.pool,
+        "namespace": parts.config.namespace(rados),
+        "client": rados.client,
+        "conf": rados.conf,
+        "objects": usage.map(|usage| usage.objects),
+        "used_bytes": usage.map(|usage| usage.bytes),
+        "free_bytes": usage.map(|usage| usage.free_bytes),
+    }))
 }
 
 /// The lines on the metadata store.
@@ -193,11 +235,7 @@ impl Volume for NvmeVolume {
         let inodes = core.inodes.load(Ordering::Relaxed);
         let small_files = core.small_files.load(Ordering::Relaxed);
         let small_bytes = core.small_bytes.load(Ordering::Relaxed);
-        let small = format!(
-            "{small_files} with {} in the metadata; files up to {} are",
-            human_bytes(small_bytes),
-            human_bytes(core.small_bytes_max)
-        );
+        let small = small_files_text(core, small_files, small_bytes);
         let place = self.parts.config.metadata_place();
         let (metadata, kind) = match self.parts.config.metadata.postgres {
             Some(_) => (place.clone(), "PostgreSQL"),
@@ -216,7 +254,7 @@ impl Volume for NvmeVolume {
             line("small files", small),
             line("openings", record.epoch.to_string()),
         ];
-        let devices = self.info_of_devices(&mut lines);
+        let (devices, ceph) = (self.info_of_devices(&mut lines), info_of_ceph(&self.parts, &mut lines));
         lines.extend(info_of_metadata(core));
         let failed = core.failed.lock().clone();
         if let Some(why) = &failed {
@@ -235,11 +273,12 @@ impl Volume for NvmeVolume {
             "openings": record.epoch,
             "data_checksums": self.has_data_checksums(),
             "devices": devices,
+            "ceph": ceph,
             "failed": failed,
         });
         Ok(VolumeInfo {
             engine: SCHEME.to_owned(),
-            medium: format!("{} data devices, metadata in {kind}", devices.len()),
+            medium: format!("{}, metadata in {kind}", content_text(&self.parts)),
             durability: DURABILITY.to_owned(),
             size_bytes: capacity_bytes,
             capacity_bytes,
@@ -261,7 +300,8 @@ impl Volume for NvmeVolume {
             Some(store) => store.damage().iter().map(|what| format!("{name}: {what}")).collect(),
             None => vec![format!("{name}: not available, its files fail")],
         };
-        stores.iter().flat_map(of_store).collect()
+        let of_ceph = self.parts.ceph.as_ref().and_then(ceph::Content::damage);
+        stores.iter().flat_map(of_store).chain(of_ceph).collect()
     }
 
     fn warnings(&self) -> Vec<String> {
@@ -325,21 +365,25 @@ impl Volume for NvmeVolume {
             },
             Content::Blob(place) => {
                 let blob = core.blob_of(ino, &state).map_err(failed)?;
-                let BlobName::Local(id) = place.name else {
-                    return Err(refuse(
-                        VolumeErrorKind::Damaged,
-                        format!("{place} cannot be on a device"),
-                    ));
-                };
-                let (store, number) = (place.store, id.raw());
                 let (allocated, valid) = (blob.allocated_bytes(), blob.valid_len());
+                let (name, number) = match place.name {
+                    BlobName::Local(id) => (
+                        format!("blob {:x} of data device {}", id.raw(), place.store),
+                        serde_json::json!(id.raw()),
+                    ),
+                    // The names of its objects begin so.
+                    BlobName::Unique(id) => {
+                        let head = format!("{:x}.{:x}.{:x}", id.shard, id.epoch, id.number);
+                        (format!("objects {head}.* in Ceph"), serde_json::json!(head))
+                    }
+                };
                 DumpedPiece {
                     lines: vec![format!(
-                        "blob {number:x} of data device {store}: {} allocated, {valid} bytes valid",
+                        "{name}: {} allocated, {valid} bytes valid",
                         human_bytes(allocated)
                     )],
                     json: serde_json::json!({
-                        "store": store,
+                        "store": place.store,
                         "blob": number,
                         "allocated_bytes": allocated,
                         "valid_bytes": valid,

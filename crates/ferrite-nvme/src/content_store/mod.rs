@@ -49,7 +49,7 @@ pub use local::LocalContent;
 pub use memory::{Effect, Kind, MemoryContent, MemoryServer, Operation};
 pub use place::{BlobName, Guard, Place, UniqueId, UniqueIds};
 #[cfg(feature = "rados")]
-pub use rados::{RadosContent, RadosOptions};
+pub use rados::{Contents, RadosContent, RadosOptions, RadosView};
 
 /// The guarantees of a content store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +76,18 @@ pub struct Space {
     /// All bytes.
     pub bytes: u64,
     /// Bytes that are free.
+    pub free_bytes: u64,
+}
+
+/// The space of a pool of Ceph, as counted some seconds ago.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RadosUsage {
+    /// Objects in all namespaces.
+    pub objects: u64,
+    /// Their bytes, not those of replicas.
+    pub bytes: u64,
+    /// Bytes that can still be written, as far as the cluster knows.
     pub free_bytes: u64,
 }
 

@@ -1,7 +1,7 @@
 //! The record of owners, and the takeover that fences all of them but one.
 //!
-//! Contents: [`take_over`], [`leave`], and the record (`Record`): the newest epoch, and the instances whose operations
-//! may still be under way. It is an xattr of the object `owner.SHARD`, as text that `rados getxattr` shows.
+//! Contents: [`take_over`], [`leave`], [`last`], and the record (`Record`): the newest epoch, and the instances whose
+//! operations may still be under way. It is an xattr of the object `owner.SHARD`, as text that `rados getxattr` shows.
 //!
 //! Invariant: an instance is in the record before its owner changes anything, and until it is on the blocklist or has
 //! no operation under way. The record changes only from a state that its writer has read; epochs only rise.
@@ -69,6 +69,15 @@ fn read(pool: &Pool, guard: Guard) -> Result<Option<(Vec<u8>, Record)>> {
     Ok(Some((text, record)))
 }
 
+/// The epoch of the last owner, and whether one may still have operations under way; `None` if there was none.
+///
+/// # Errors
+/// [`Error::Damaged`]; errors of the cluster.
+pub(super) fn last(pool: &Pool, shard: u64) -> Result<Option<(u64, bool)>> {
+    let found = read(pool, Guard { shard, epoch: 0 })?;
+    Ok(found.map(|(_, record)| (record.epoch, !record.instances.is_empty())))
+}
+
 /// Replaces the record, if it still is `old`; otherwise returns `false`.
 fn replace(pool: &Pool, guard: Guard, old: Option<&[u8]>, new: &Record) -> Result<bool> {
     let text = new.encode();
@@ -93,6 +102,10 @@ fn failed(error: RadosError, epoch: u64) -> Error {
         },
         RadosError::TimedOut { .. } => Error::Unknown(error.to_string()),
         RadosError::NoSpace(_) => Error::NoSpace,
+        _ if error.is_denied() => Error::Failed(format!(
+            "{error}; the client needs the capabilities `allow r, allow command \"osd blocklist\"` on the monitors and \
+             `allow rwx` on the pool (`ceph auth caps`)"
+        )),
         other => Error::Failed(other.to_string()),
     }
 }

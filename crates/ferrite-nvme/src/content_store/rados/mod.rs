@@ -1,8 +1,8 @@
 //! Content in a Ceph cluster.
 //!
 //! Contents: [`RadosContent`], one owner's client, with [`RadosOptions`]; `connection` (operations, errors), `blob`,
-//! `chunk_map` (which objects a blob has), `byte_ranges` (reads against overwrites), `fence` (takeover), `space`,
-//! `object_name`.
+//! `chunk_map` (which objects a blob has), `byte_ranges` (reads against overwrites), `fence` (takeover), `claim` (the
+//! pool that has the namespace), `namespace` (emptying it, looking at it), `space`, `object_name`.
 //!
 //! A blob is objects of one length, 4 MiB by default, in one pool and one namespace, which is the volume's. The first
 //! object exists as long as the blob; its xattrs are the tail and the map of the other ones. All changes are durable on
@@ -63,8 +63,10 @@
 mod blob;
 mod byte_ranges;
 mod chunk_map;
+mod claim;
 mod connection;
 mod fence;
+mod namespace;
 mod object_name;
 mod space;
 
@@ -76,6 +78,8 @@ use std::sync::{Arc, Weak};
 use ferrite_checks::ranked::Mutex;
 use ferrite_rados::{Client, Options, WriteOp};
 use ferrite_vfs::Durability;
+
+pub use self::namespace::{Contents, RadosView};
 
 use self::blob::{RadosBlob, SharedBlob};
 use self::chunk_map::ChunkMap;
@@ -108,6 +112,8 @@ pub struct RadosOptions {
     /// The client, such as `client.ferrite`. It needs the capabilities `allow rwx` on the pool's OSDs, and `allow r,
     /// allow command "osd blocklist"` on the monitors.
     pub client: String,
+    /// A file with the client's key; `None`: the configuration says where it is.
+    pub keyring: Option<PathBuf>,
     /// The pool, which exists.
     pub pool: String,
     /// The namespace: the volume's name. Nothing else uses it.
@@ -124,6 +130,7 @@ impl RadosOptions {
         RadosOptions {
             conf: conf.into(),
             client: "client.admin".into(),
+            keyring: None,
             pool: pool.into(),
             namespace: namespace.into(),
             object_bytes: 4 << 20,
@@ -157,7 +164,9 @@ impl RadosContent {
             return Err(Error::Failed(text.into()));
         }
         let failed = |error: ferrite_rados::Error| Error::Failed(error.to_string());
-        let client = Client::connect(&options.conf, &options.client, options.timeouts).map_err(failed)?;
+        let keyring = options.keyring.as_deref();
+        let client = Client::connect_with_key(&options.conf, &options.client, keyring, options.timeouts);
+        let client = client.map_err(failed)?;
         let pool = client.pool_in(&options.pool, &options.namespace).map_err(failed)?;
         Ok(RadosContent {
             connection: Arc::new(Connection::new(client, pool)),

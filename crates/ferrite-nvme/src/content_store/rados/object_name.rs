@@ -1,5 +1,5 @@
-//! Names of objects: `SHARD.EPOCH.NUMBER.CHUNK` for a chunk of a blob, `owner.SHARD` for the record of owners. Numbers
-//! are hexadecimal, without zeros in front.
+//! Names of objects: `SHARD.EPOCH.NUMBER.CHUNK` for a chunk of a blob, `owner.SHARD` for the record of owners, `pool`
+//! for the claim. Numbers are hexadecimal, without zeros in front.
 
 use super::super::UniqueId;
 
@@ -11,6 +11,12 @@ pub(super) fn of_chunk(id: UniqueId, chunk: u64) -> String {
 /// The name of the object that records the owners of a shard.
 pub(super) fn of_owner(shard: u64) -> String {
     format!("owner.{shard:x}")
+}
+
+/// Whether a name is that of a record of owners.
+pub(super) fn is_of_owner(name: &str) -> bool {
+    let shard = name.strip_prefix("owner.");
+    shard.is_some_and(|shard| u64::from_str_radix(shard, 16).is_ok_and(|shard| of_owner(shard) == name))
 }
 
 /// The blob and the chunk of a name, if it is that of a chunk.
@@ -51,6 +57,10 @@ mod tests {
             "",
         ] {
             assert_eq!(parse(other), None, "{other}");
+        }
+        assert!(is_of_owner("owner.0") && is_of_owner(&of_owner(u64::MAX)));
+        for other in ["owner.", "owner.00", "owner.+1", "owner.G", &name] {
+            assert!(!is_of_owner(other), "{other}");
         }
     }
 }

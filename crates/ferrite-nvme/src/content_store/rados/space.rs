@@ -12,7 +12,7 @@ use ferrite_checks::ranked::Mutex;
 use ferrite_rados::{Client, Pool};
 
 use super::lock_order;
-use crate::content_store::Space;
+use crate::content_store::{RadosUsage, Space};
 
 /// The age from which on the cluster is asked again.
 const FRESH: Duration = Duration::from_secs(5);
@@ -31,6 +31,8 @@ pub(super) struct SpaceCount {
 
 struct Known {
     space: Space,
+    /// `None`: the cluster has not counted it.
+    usage: Option<RadosUsage>,
     /// `gained` at that time.
     gained: i64,
     since: Instant,
@@ -45,6 +47,7 @@ impl SpaceCount {
             gained: AtomicI64::new(0),
             known: Mutex::new(Known {
                 space: unknown(),
+                usage: None,
                 gained: 0,
                 since: Instant::now(),
             }),
@@ -82,6 +85,12 @@ impl SpaceCount {
         Space { bytes, free_bytes }
     }
 
+    /// The cluster's count, as of the last [`Self::get`] or so.
+    pub(super) fn usage(self: &Arc<Self>) -> Option<RadosUsage> {
+        self.get();
+        self.known.lock().usage
+    }
+
     /// Keeps what was known if the cluster does not answer.
     fn ask(&self) {
         let gained = self.gained.load(Ordering::Relaxed);
@@ -101,6 +110,11 @@ impl SpaceCount {
                     bytes: free_bytes.saturating_add(usage.bytes),
                     free_bytes,
                 };
+                known.usage = Some(RadosUsage {
+                    objects: usage.objects,
+                    bytes: usage.bytes,
+                    free_bytes,
+                });
                 known.gained = gained;
             }
             Err(error) => tracing::debug!(%error, "the cluster did not tell its space"),
