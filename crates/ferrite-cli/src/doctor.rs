@@ -1,19 +1,29 @@
-//! `ferrite doctor`: what this machine supports, and how to get what is missing.
+//! `ferrite doctor`: what this machine supports, or whether the servers of a pool will do, and how to get what is
+//! missing.
 
 #[cfg(feature = "fabric")]
 mod fabric;
 
 use std::path::Path;
 
+use ferrite::volume::Address;
 use ferrite_pm::{Access, PmError, Region, cpu_features};
 use rustix::thread::CapabilitySet;
 
-use super::{Outcome, mounts, say, say_json, size};
+use super::target::local_address;
+use super::{Failure, Outcome, USAGE, mounts, say, say_json, size};
 
-/// Check what this machine supports, and say how to get what is missing
+/// Check what this machine supports, or the servers of a pool, and say how to get what is missing
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit code: 0 if pools can be mounted, 1 if a requirement is missing.")]
+#[command(after_help = "\
+With a pool, the check is of the database and the Ceph cluster that its file names, and not of this machine. It takes \
+and changes nothing, also while the pool is in use.
+
+Exit code: 0 if pools can be mounted, 1 if a requirement is missing.")]
 pub(crate) struct Doctor {
+    /// Pool nvme:POOL.toml with metadata in a database
+    #[arg(value_parser = local_address(), value_hint = clap::ValueHint::AnyPath)]
+    pool: Option<Address>,
     /// Print one line of JSON per check
     #[arg(long)]
     json: bool,
@@ -52,7 +62,10 @@ impl Check {
 
 impl Doctor {
     pub(crate) fn run(self) -> Outcome {
-        let checks = checks();
+        let checks = match &self.pool {
+            Some(pool) => checks_of(pool)?,
+            None => checks(),
+        };
         for check in &checks {
             if self.json {
                 say_json(check)?;
@@ -70,6 +83,37 @@ impl Doctor {
         }
         Ok(u8::from(checks.iter().any(|check| check.state == State::Bad)))
     }
+}
+
+/// The servers of a pool.
+#[cfg(feature = "nvme")]
+fn checks_of(pool: &Address) -> Result<Vec<Check>, Failure> {
+    use ferrite_nvme::Verdict;
+    if pool.scheme() != "nvme" {
+        return Err(no_servers());
+    }
+    let check = |found: ferrite_nvme::PoolCheck| Check {
+        name: found.name,
+        state: match found.verdict {
+            Verdict::Good => State::Good,
+            Verdict::Risk => State::Missing,
+            Verdict::Bad => State::Bad,
+        },
+        found: found.found,
+        mend: found.mend,
+    };
+    Ok(ferrite_nvme::examine(pool.path())?.into_iter().map(check).collect())
+}
+
+#[cfg(not(feature = "nvme"))]
+fn checks_of(_pool: &Address) -> Result<Vec<Check>, Failure> {
+    Err(no_servers())
+}
+
+fn no_servers() -> Failure {
+    let text =
+        "only pools with metadata in a database (nvme:POOL.toml) have servers to check; `ferrite fsck` checks others";
+    Failure::new(USAGE, text.to_owned())
 }
 
 fn read(path: &str) -> String {

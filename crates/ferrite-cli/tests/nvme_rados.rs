@@ -114,6 +114,10 @@ impl Pool {
         }
     }
 
+    fn is_refused_after_the_lease(&self) -> String {
+        self.mount_after_the_lease().expect("it is mounted")
+    }
+
     /// Mounts it when the lease of a killed owner has ended; returns why not.
     fn mount_after_the_lease(&self) -> Option<String> {
         let until = Instant::now() + Duration::from_secs(LEASE_S + 20);
@@ -414,4 +418,90 @@ fn a_pool_is_replaced_only_if_it_is_asked_for_and_nobody_has_it() {
     assert_eq!(sum.lines().count(), 42);
     ok(ferrite().arg("umount").arg(other.path("mnt")));
     other.fsck();
+}
+
+/// It asks, and takes nothing: also while a pool is in use.
+#[test]
+fn the_doctor_looks_at_the_servers_of_a_pool() {
+    let Some(pool) = Pool::new("examined") else { return };
+    let check = |code: i32| {
+        let output = ferrite().args(["doctor", "--json", &pool.address()]).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        assert!(output.stderr.is_empty(), "{output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let checks: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        move |name: &str, said: &str| {
+            let mut about = checks.iter().filter(|check| check["name"] == name);
+            let found = about.find(|check| check["found"].as_str().unwrap().contains(said));
+            let found = found.unwrap_or_else(|| panic!("{name}: nothing about {said}: {checks:?}"));
+            (
+                found["state"].as_str().unwrap().to_owned(),
+                found["mend"].as_str().unwrap_or_default().to_owned(),
+            )
+        }
+    };
+    let is_mounted = has_fuse();
+    if is_mounted {
+        pool.mount();
+    }
+    let found = check(0);
+    let state = |name: &str, said: &str| found(name, said).0;
+    assert_eq!(state("PostgreSQL", "127.0.0.1"), "good");
+    assert_eq!(state("commits", "fsync = on"), "good");
+    assert_eq!(state("standbys", "none"), "missing");
+    assert_eq!(state("connection", "not encrypted"), "missing");
+    assert_eq!(
+        state("volume", if is_mounted { "owns it for" } else { "nobody owns it" }),
+        "good"
+    );
+    assert_eq!(state("Ceph", "client.examined"), "good");
+    assert_eq!(
+        found("Ceph pool", "has size 1"),
+        ("missing".into(), "`ceph osd pool set ferrite size 3`".into())
+    );
+    assert_eq!(state("Ceph pool", "has min_size 1"), "missing");
+    assert_eq!(state("fencing", "may put"), "good");
+    assert_eq!(state("namespace", "examined holds a pool"), "good");
+    if is_mounted {
+        sh(&pool.path("mnt"), "echo still > there");
+        ok(ferrite().arg("umount").arg(pool.path("mnt")));
+    }
+    let ceph = &pool.servers.ceph;
+    let on_osds = "allow rwx pool=ferrite namespace=examined";
+    ceph.command(&["auth", "caps", "client.examined", "mon", "allow r", "osd", on_osds])
+        .unwrap();
+    let (state, mend) = check(1)("fencing", "no server can take the pool over");
+    assert_eq!(state, "bad");
+    if is_mounted {
+        pool.mount();
+        pool.kill();
+        let refused = pool.is_refused_after_the_lease();
+        assert!(refused.contains("allow command \"osd blocklist\""), "{refused}");
+    }
+    let mend = mend
+        .trim_matches('`')
+        .replacen("ceph ", &format!("ceph -c {} ", ceph.conf().display()), 1);
+    sh(pool.dir.path(), &mend);
+    assert_eq!(check(0)("fencing", "may put").0, "good");
+    if is_mounted {
+        pool.take_over();
+        assert_eq!(sh(&pool.path("mnt"), "cat there"), "still\n");
+        ok(ferrite().arg("umount").arg(pool.path("mnt")));
+    }
+    let text = std::fs::read_to_string(pool.path("pool.toml")).unwrap();
+    std::fs::write(
+        pool.path("pool.toml"),
+        text.replace("pool = 'ferrite'", "pool = 'absent'"),
+    )
+    .unwrap();
+    assert_eq!(check(1)("Ceph pool", "absent does not exist").0, "bad");
+    let nowhere = text
+        .replace("127.0.0.1", "127.0.0.9")
+        .replace("conf = '", "conf = '/nowhere");
+    std::fs::write(pool.path("pool.toml"), nowhere).unwrap();
+    let found = check(1);
+    assert_eq!(
+        (found("PostgreSQL", "").0, found("Ceph", "does not exist").0),
+        ("bad".into(), "bad".into())
+    );
 }

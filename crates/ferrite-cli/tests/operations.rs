@@ -34,9 +34,9 @@ const RDMA: Page = page!("rdma-operations.md", 6);
 const BACKUP: Page = page!("backup.md", 15);
 const TROUBLESHOOTING: Page = page!("troubleshooting.md", 11);
 #[cfg(feature = "nvme")]
-const POSTGRES: Page = page!("postgres.md", 15);
+const POSTGRES: Page = page!("postgres.md", 16);
 #[cfg(feature = "rados")]
-const RADOS: Page = page!("rados.md", 11);
+const RADOS: Page = page!("rados.md", 12);
 const PAGES: &[Page] = &[
     MOUNTING,
     SERVING,

@@ -50,7 +50,7 @@ pub use remote::{
     ShardRow, Tenure, Values,
 };
 #[cfg(feature = "postgres")]
-pub use remote::{PostgresOptions, PostgresRemote, Tenancy};
+pub use remote::{PostgresOptions, PostgresRemote, ServerState, Tenancy, VolumeState};
 #[cfg(feature = "rocksdb")]
 pub use rocks::{Backend, Options, RocksStore};
 #[cfg(feature = "rocksdb")]

@@ -7,7 +7,7 @@
 //! Epochs continue above those of the metadata and of the namespace: a database that was restored from a backup does
 //! not know the last ones, and ids of blobs contain them.
 //!
-//! Used by `pool` and `volume`. Builds without the cargo feature `rados` refuse such pools (`absent`).
+//! Used by `pool`, `volume` and `examination`. Builds without the cargo feature `rados` refuse such pools (`absent`).
 
 #[cfg(feature = "rados")]
 mod present {
@@ -59,7 +59,7 @@ mod present {
     }
 
     /// The words of the pool's file, for the cluster.
-    fn options(config: &Config, rados: &Rados) -> RadosOptions {
+    pub(crate) fn options(config: &Config, rados: &Rados) -> RadosOptions {
         let mut options = RadosOptions::new(&rados.conf, &rados.pool, config.namespace(rados));
         options.client.clone_from(&rados.client);
         options.keyring.clone_from(&rados.keyring);
@@ -247,4 +247,4 @@ mod absent {
 #[cfg(not(feature = "rados"))]
 pub(crate) use absent::{Content, make, open};
 #[cfg(feature = "rados")]
-pub(crate) use present::{Content, make, open};
+pub(crate) use present::{Content, make, open, options};

@@ -10,8 +10,8 @@
 //! (what all operations share: steps, tokens, numbers); `inode_ref`, `detached`, `reclaim`, `small` (content without a
 //! blob), `rights`; `names` (edges, creating, removing, renaming), `attr`, `data` (damaged content), `content` (open
 //! files); `check`, `repair`, `adopt` (blobs without a name); `fs` (the trait); `open` (making, opening, recovery);
-//! `refusal`, `config`, `description`, `backend`, `ceph`, `pool`, `volume` (pools of real parts), `candidate` (servers
-//! that hand a pool to each other), `salvage` (metadata that cannot be read as a whole).
+//! `refusal`, `config`, `description`, `backend`, `ceph`, `pool`, `volume` (pools of real parts), `examination` (their
+//! servers), `candidate` (servers that hand a pool to each other), `salvage` (metadata that cannot be read as a whole).
 //!
 //! *Architecture invariant:* an operation takes its locks in the order that `lock_order` lists. The transaction's own
 //! locks on places of names, by key, come between directories and inodes; those on nodes, by key, come last: then it
@@ -42,6 +42,8 @@ mod description;
 mod detached;
 #[cfg(feature = "rocksdb")]
 mod device;
+#[cfg(feature = "rocksdb")]
+mod examination;
 mod format;
 mod freeze_barrier;
 mod fs;
@@ -76,6 +78,8 @@ pub use candidate::candidacy;
 pub use check::{Finding, Report};
 #[cfg(feature = "rocksdb")]
 pub use config::{Config, Data, DataPlace, Metadata, Rados, ReactorConfig};
+#[cfg(feature = "rocksdb")]
+pub use examination::{PoolCheck, Verdict, examine};
 pub use ferrite_blob::device::block_device_of;
 #[cfg(feature = "rocksdb")]
 pub use ferrite_meta::Salvaged;

@@ -159,6 +159,15 @@ pub(crate) fn open_database(config: &Config) -> Result<Box<dyn MetaStore>> {
     database::open(config)
 }
 
+/// Looks at the server and the volume, and takes nothing.
+///
+/// # Errors
+/// The description of the database cannot be used. Errors of the database are in the result.
+#[cfg(feature = "postgres")]
+pub(crate) fn examine(config: &Config) -> Result<ferrite_meta::Result<ferrite_meta::ServerState>> {
+    database::examine(config)
+}
+
 /// Opens the metadata.
 ///
 /// # Errors

@@ -95,7 +95,7 @@ fn a_server_that_slept_through_a_takeover_answers_nothing_and_changes_nothing() 
         .unwrap();
 
     let refused = |what: &str, answer: Result<(), FsError>| {
-        assert!(matches!(answer, Err(FsError::Io(_))), "{what}: {answer:?}");
+        assert!(matches!(answer, Err(FsError::NotOwner { .. })), "{what}: {answer:?}");
     };
     let mut buffer = [0; 3];
     refused("read", file.read_at(SYSTEM, 0, &mut buffer).map(drop));
@@ -136,7 +136,7 @@ fn a_server_whose_lease_has_ended_answers_again_if_nobody_took_the_volume() {
     let fs = Answering::new(serve(&store));
     let ino = fs.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755).unwrap().ino;
     world.advance(TTL);
-    assert!(matches!(fs.lookup(SYSTEM, ROOT_INO, b"dir"), Err(FsError::Io(_))));
+    assert!(matches!(fs.lookup(SYSTEM, ROOT_INO, b"dir"), Err(FsError::NotOwner { .. })));
     // Nor does a caller without an answer have a pin, which would keep the inode for ever.
     assert!((0..100).all(|_| fs.pin(SYSTEM, ino, 1).is_err()));
     owned.renew().unwrap();

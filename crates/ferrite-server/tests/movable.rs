@@ -56,10 +56,8 @@ impl Moving {
     }
 
     fn connect(&self, export: &str) -> Result<Client, ConnectError> {
-        let options = ClientOptions::default()
-            .connect_timeout(Duration::from_millis(500))
-            .timeout(Duration::from_secs(20));
-        Client::connect(&[self.address.clone()], export, &options)
+        let options = ClientOptions::default().timeout(Some(Duration::from_secs(20)));
+        Client::connect(&self.address, export, &options)
     }
 }
 

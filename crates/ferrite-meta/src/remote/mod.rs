@@ -33,7 +33,7 @@ mod shard_row;
 pub use faulty::{Fault, FaultPlan, FaultyRemote, RemoteCall};
 pub use memory::MemoryRemote;
 #[cfg(feature = "postgres")]
-pub use postgres::{PostgresOptions, PostgresRemote, Tenancy};
+pub use postgres::{PostgresOptions, PostgresRemote, ServerState, Tenancy, VolumeState};
 pub use shard_row::ShardRow;
 
 use std::time::Duration;

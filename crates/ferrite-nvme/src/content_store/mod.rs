@@ -49,7 +49,7 @@ pub use local::LocalContent;
 pub use memory::{Effect, Kind, MemoryContent, MemoryServer, Operation};
 pub use place::{BlobName, Guard, Place, UniqueId, UniqueIds};
 #[cfg(feature = "rados")]
-pub use rados::{Contents, RadosContent, RadosOptions, RadosView};
+pub use rados::{ClusterState, Contents, PoolState, RadosContent, RadosOptions, RadosView, examine};
 
 /// The guarantees of a content store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

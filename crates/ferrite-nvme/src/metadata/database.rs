@@ -109,3 +109,8 @@ pub(super) fn open(config: &Config, named: Option<&Owner>) -> Result<Box<dyn Met
         }
     }
 }
+
+/// Looks at the server and the volume.
+pub(super) fn examine(config: &Config) -> Result<ferrite_meta::Result<ferrite_meta::ServerState>> {
+    Ok(remote(config)?.examine(SHARD))
+}

@@ -1,7 +1,7 @@
 //! Shards in PostgreSQL.
 //!
 //! Contents: [`PostgresRemote`], over the tables of `sql`, by connections of `session`, which `tls` encrypts; the look of
-//! a server that stands by, in `tenancy`.
+//! a server that stands by, in `tenancy`; `examination`, for administrators.
 //!
 //! A commit counts as durable when the server says so without reservation: the session has `synchronous_commit` on, and
 //! the guard of each batch refuses a server without `fsync`. With `synchronous_standby_names`, that includes the
@@ -13,6 +13,7 @@
 //! A connection string may name several servers; the one that takes changes is used. After a failover its `seq` shows
 //! whether it has everything that was acknowledged ([`Error::WentBack`]).
 
+mod examination;
 mod session;
 mod sql;
 mod tenancy;
@@ -27,6 +28,8 @@ use tokio_postgres::config::{Host, TargetSessionAttrs};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Config, Row};
 use tokio_postgres_rustls::MakeRustlsConnect;
+
+pub use examination::{ServerState, VolumeState};
 
 use super::{Applied, Batch, Owner, Page, Remote, Tenure, Values};
 use crate::error::{Error, Result};

@@ -214,6 +214,12 @@ impl Session {
         self.line.run(call)
     }
 
+    /// Runs a statement that was not prepared, and has no parameters.
+    pub(super) fn ask(&mut self, statement: &str) -> Result<Vec<Row>, Failure> {
+        let call = self.client.query(statement, &[]);
+        self.line.run(call)
+    }
+
     pub(super) fn query(&mut self, statement: &Statement, with: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Failure> {
         let call = self.client.query(statement, with);
         self.line.run(call)

@@ -2,7 +2,8 @@
 //!
 //! Contents: [`RadosContent`], one owner's client, with [`RadosOptions`]; `connection` (operations, errors), `blob`,
 //! `chunk_map` (which objects a blob has), `byte_ranges` (reads against overwrites), `fence` (takeover), `claim` (the
-//! pool that has the namespace), `namespace` (emptying it, looking at it), `space`, `object_name`.
+//! pool that has the namespace), `namespace` (emptying it, looking at it), `examination` (for administrators), `space`,
+//! `object_name`.
 //!
 //! A blob is objects of one length, 4 MiB by default, in one pool and one namespace, which is the volume's. The first
 //! object exists as long as the blob; its xattrs are the tail and the map of the other ones. All changes are durable on
@@ -65,6 +66,7 @@ mod byte_ranges;
 mod chunk_map;
 mod claim;
 mod connection;
+mod examination;
 mod fence;
 mod namespace;
 mod object_name;
@@ -79,6 +81,7 @@ use ferrite_checks::ranked::Mutex;
 use ferrite_rados::{Client, Options, WriteOp};
 use ferrite_vfs::Durability;
 
+pub use self::examination::{ClusterState, PoolState, examine};
 pub use self::namespace::{Contents, RadosView};
 
 use self::blob::{RadosBlob, SharedBlob};

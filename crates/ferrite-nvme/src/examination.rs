@@ -1,0 +1,122 @@
+//! Whether the servers of a pool will do: its database, and its cluster.
+//!
+//! Contents: [`examine`], with its [`PoolCheck`]s. The servers are asked and judged; nothing of the pool is taken or
+//! changed, so a pool in use may be examined. Every wait is bounded: two minutes at most if nothing answers.
+
+use std::path::Path;
+use std::time::Duration;
+
+use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
+
+use crate::config::Config;
+use crate::refusal::{Result, invalid, medium, refuse};
+
+#[cfg(feature = "rados")]
+mod cluster;
+#[cfg(feature = "postgres")]
+mod database;
+
+/// How long a server may take for one answer.
+#[cfg_attr(
+    not(feature = "rados"),
+    allow(dead_code, reason = "only clusters have it as an option")
+)]
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How good something is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// As it should be.
+    Good,
+    /// The pool works, but something may be lost, or stop, for which there is a mend.
+    Risk,
+    /// The pool cannot be used, or not after a failure.
+    Bad,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolCheck {
+    /// Its name.
+    pub name: &'static str,
+    /// How good it is.
+    pub verdict: Verdict,
+    /// The finding.
+    pub found: String,
+    /// The remedy, unless it is good.
+    pub mend: Option<String>,
+}
+
+#[cfg(any(feature = "postgres", feature = "rados"))]
+impl PoolCheck {
+    fn good(name: &'static str, found: impl Into<String>) -> PoolCheck {
+        PoolCheck {
+            name,
+            verdict: Verdict::Good,
+            found: found.into(),
+            mend: None,
+        }
+    }
+
+    fn not(name: &'static str, verdict: Verdict, found: impl Into<String>, mend: impl Into<String>) -> PoolCheck {
+        PoolCheck {
+            name,
+            verdict,
+            found: found.into(),
+            mend: Some(mend.into()),
+        }
+    }
+}
+
+/// Looks at the servers of a pool that a file describes.
+///
+/// # Errors
+/// The file cannot be read, or the pool has no servers. A server that does not answer is a finding.
+pub fn examine(path: &Path) -> Result<Vec<PoolCheck>> {
+    let text = std::fs::read_to_string(path).map_err(|error| medium(path, error))?;
+    let base = path.parent().unwrap_or(Path::new("."));
+    let config = Config::parse(&text, base)
+        .map_err(|error| invalid(format!("{}: {error}", path.display())).with_name_in_text())?;
+    if config.metadata.postgres.is_none() {
+        let text = format!(
+            "{}: the pool is on this machine alone, without a server to look at; `ferrite fsck` checks the pool",
+            path.display()
+        );
+        return Err(invalid(text).with_name_in_text());
+    }
+    let mut checks = of_database(&config)?;
+    if config.rados().is_some() {
+        checks.extend(of_cluster(&config)?);
+    }
+    Ok(checks)
+}
+
+#[cfg(feature = "postgres")]
+fn of_database(config: &Config) -> Result<Vec<PoolCheck>> {
+    database::examine(config)
+}
+
+#[cfg(not(feature = "postgres"))]
+fn of_database(config: &Config) -> Result<Vec<PoolCheck>> {
+    Err(absent(config.metadata_place(), "PostgreSQL", "postgres"))
+}
+
+#[cfg(feature = "rados")]
+fn of_cluster(config: &Config) -> Result<Vec<PoolCheck>> {
+    Ok(cluster::examine(config))
+}
+
+#[cfg(not(feature = "rados"))]
+fn of_cluster(config: &Config) -> Result<Vec<PoolCheck>> {
+    Err(absent(config.content_place(), "Ceph", "rados"))
+}
+
+#[cfg_attr(
+    all(feature = "postgres", feature = "rados"),
+    allow(dead_code, reason = "for builds that lack one of them")
+)]
+fn absent(place: String, what: &str, feature: &str) -> VolumeError {
+    let text = format!("{place}: this program was built without {what}; build it with the feature `{feature}`");
+    refuse(VolumeErrorKind::Invalid, text).with_name_in_text()
+}
