@@ -99,7 +99,7 @@ mod present {
         if force {
             metadata::clear(config, true)?;
         }
-        let store = metadata::open_database(config)?;
+        let store = metadata::open_database(config, None)?;
         let (uuid, in_database) = (device::random(), config.metadata_place());
         let kind = (content.stores(), content.limits().has_unique_ids);
         open::format_for(&*store, uuid, device::random(), kind, owner).map_err(|error| of_fs(&in_database, &error))?;
@@ -152,7 +152,7 @@ mod present {
     }
 
     fn existing(config: &Config) -> Result<Option<Existing>> {
-        match metadata::open_database(config) {
+        match metadata::open_database(config, None) {
             Ok(store) => Ok(Some(Existing {
                 pool: open::read_record(&*store).ok().map(|record| record.uuid),
                 _store: store,
@@ -171,7 +171,7 @@ mod present {
     pub(crate) fn open(config: &Config, rados: &Rados, options: Options) -> Result<(crate::NvmeFs, Content)> {
         let place = config.content_place();
         // First of all: from here on no other server is the owner.
-        let store = metadata::open_database(config)?;
+        let store = metadata::open_database(config, options.owner.as_ref())?;
         let record = open::read_record(&*store).map_err(|error| of_fs(&config.metadata_place(), &error))?;
         if !record.has_unique_ids {
             let text = format!(

@@ -151,12 +151,12 @@ pub(crate) fn by_its_own_tools(config: &Config) -> VolumeError {
     invalid(text).with_name_in_text()
 }
 
-/// Takes metadata in a database.
+/// Takes metadata in a database, for this owner or a new one.
 ///
 /// # Errors
 /// Another server owns it; there is no such volume; errors of the database.
-pub(crate) fn open_database(config: &Config) -> Result<Box<dyn MetaStore>> {
-    database::open(config)
+pub(crate) fn open_database(config: &Config, owner: Option<&Owner>) -> Result<Box<dyn MetaStore>> {
+    database::open(config, owner)
 }
 
 /// Looks at the server and the volume, and takes nothing.

@@ -56,7 +56,7 @@ pub fn metadata_damage(path: &Path) -> Result<Option<String>> {
     let config = description.config()?;
     let is_damage = |error: &VolumeError| *error.kind() == VolumeErrorKind::Damaged;
     let opened = match config.metadata.postgres {
-        Some(_) => metadata::open_database(&config),
+        Some(_) => metadata::open_database(&config, None),
         None => metadata::open(&config, &device::reactor(&config)?, Opening::Inspect),
     };
     let store = match opened {

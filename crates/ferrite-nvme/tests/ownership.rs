@@ -136,7 +136,10 @@ fn a_server_whose_lease_has_ended_answers_again_if_nobody_took_the_volume() {
     let fs = Answering::new(serve(&store));
     let ino = fs.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755).unwrap().ino;
     world.advance(TTL);
-    assert!(matches!(fs.lookup(SYSTEM, ROOT_INO, b"dir"), Err(FsError::NotOwner { .. })));
+    assert!(matches!(
+        fs.lookup(SYSTEM, ROOT_INO, b"dir"),
+        Err(FsError::NotOwner { .. })
+    ));
     // Nor does a caller without an answer have a pin, which would keep the inode for ever.
     assert!((0..100).all(|_| fs.pin(SYSTEM, ino, 1).is_err()));
     owned.renew().unwrap();

@@ -56,7 +56,8 @@ impl Moving {
     }
 
     fn connect(&self, export: &str) -> Result<Client, ConnectError> {
-        let options = ClientOptions::default().timeout(Some(Duration::from_secs(20)));
+        let mut options = ClientOptions::default().timeout(Some(Duration::from_secs(20)));
+        options.connect = Duration::from_millis(500);
         Client::connect(&self.address, export, &options)
     }
 }
