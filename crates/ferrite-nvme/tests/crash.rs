@@ -7,16 +7,15 @@
 //! taken rights of its file and done nothing else; the check finds nothing; and the pool works, and keeps later
 //! changes.
 //!
-//! The metadata is in memory, where a commit is one step, or in RocksDB on a device of its own, which is recorded as
-//! the data devices are.
+//! The metadata is in a database, which keeps the batches that it has acknowledged and has the one under way whole or
+//! not at all, or in RocksDB on a device of its own, which is recorded as the data devices are.
 
-use std::collections::BTreeMap;
-use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ferrite_blob::device::{Device, Log, Logged, Memory, Recorder, lose_power};
 use ferrite_blob::{BlobStore, FormatOptions};
-use ferrite_meta::{Lock, MemoryStore, MetaStore, Transaction};
+use ferrite_meta::{Applied, Batch, MemoryRemote, MetaStore, Owned, OwnedOptions, Owner, Page, Remote, Tenure, Values};
 use ferrite_nvme::{NvmeFs, Options};
 use ferrite_testkit::apply::{Runner, Stamp};
 use ferrite_testkit::generate::{OpGenerator, Profile};
@@ -40,102 +39,85 @@ const STEPS: usize = 50;
 /// Longest write that is one step.
 const ATOMIC_BYTES: usize = 4096;
 
-/// Marks of commits have numbers from here on; those below are of operations: each is about to begin, or has returned.
-const COMMITS: u64 = 1 << 32;
+/// Marks of batches have numbers from here on; those below are of operations: each is about to begin, or has returned.
+const BATCHES: u64 = 1 << 32;
 
-type Changes = Vec<(Vec<u8>, Option<Vec<u8>>)>;
+/// The shard of the database.
+const SHARD: u64 = 1;
+/// Longer than a run.
+const TTL: Duration = Duration::from_secs(3600);
+/// So few that most reads ask the database.
+const CACHE_BYTES: usize = 16 << 10;
 
 /// Where the metadata of a run is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Backend {
-    Memory,
+    Database,
     #[cfg(feature = "rocksdb")]
     Device,
 }
 
-#[derive(Clone)]
-struct RecordedStore {
-    store: Arc<MemoryStore>,
+/// A database in memory, which notes in the log when it has applied a batch.
+struct RecordedRemote {
+    database: MemoryRemote,
     log: Log,
-    commits: Arc<Mutex<Vec<Changes>>>,
+    batches: Arc<Mutex<Vec<Batch>>>,
 }
 
-struct RecordedTransaction<'s> {
-    inner: Box<dyn Transaction + 's>,
-    changes: Changes,
-    of: &'s RecordedStore,
-}
-
-impl MetaStore for RecordedStore {
-    fn begin(&self) -> Box<dyn Transaction + '_> {
-        Box::new(RecordedTransaction {
-            inner: self.store.begin(),
-            changes: Changes::new(),
-            of: self,
-        })
+impl Remote for RecordedRemote {
+    fn take(&self, shard: u64, owner: &Owner, ttl: Duration) -> ferrite_meta::Result<Tenure> {
+        self.database.take(shard, owner, ttl)
     }
 
-    fn get(&self, key: &[u8]) -> ferrite_meta::Result<Option<Vec<u8>>> {
-        self.store.get(key)
+    fn renew(&self, tenure: &Tenure, ttl: Duration) -> ferrite_meta::Result<()> {
+        self.database.renew(tenure, ttl)
     }
 
-    fn scan(
-        &self,
-        from: &[u8],
-        to: &[u8],
-        visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
-    ) -> ferrite_meta::Result<()> {
-        self.store.scan(from, to, visit)
+    fn apply(&self, tenure: &Tenure, seq: u64, batch: &Batch) -> ferrite_meta::Result<Applied> {
+        let mut batches = self.batches.lock();
+        self.log.mark_after(BATCHES + batches.len() as u64, || {
+            let applied = self.database.apply(tenure, seq, batch)?;
+            assert_eq!(applied, Applied::Now, "no answer was lost");
+            Ok::<(), ferrite_meta::Error>(())
+        })?;
+        batches.push(batch.clone());
+        Ok(Applied::Now)
     }
 
-    fn sync(&self) -> ferrite_meta::Result<()> {
-        self.store.sync()
+    fn get_many(&self, tenure: &Tenure, keys: &[&[u8]]) -> ferrite_meta::Result<Values> {
+        self.database.get_many(tenure, keys)
+    }
+
+    fn scan(&self, tenure: &Tenure, from: &[u8], to: &[u8], limit: usize) -> ferrite_meta::Result<Page> {
+        self.database.scan(tenure, from, to, limit)
     }
 }
 
-impl Transaction for RecordedTransaction<'_> {
-    fn get(&self, key: &[u8]) -> ferrite_meta::Result<Option<Vec<u8>>> {
-        self.inner.get(key)
+fn owner() -> Owner {
+    Owner {
+        name: "test".into(),
+        address: String::new(),
     }
+}
 
-    fn get_for_update(&mut self, key: &[u8], lock: Lock) -> ferrite_meta::Result<Option<Vec<u8>>> {
-        self.inner.get_for_update(key, lock)
-    }
+/// A store over a shard that has no owner.
+fn owned(remote: impl Remote + 'static) -> Box<dyn MetaStore> {
+    let mut options = OwnedOptions::default();
+    options.ttl = TTL;
+    options.renews = false;
+    options.cache_bytes = CACHE_BYTES;
+    Box::new(Owned::open(remote, SHARD, &owner(), options).unwrap())
+}
 
-    fn put(&mut self, key: &[u8], value: &[u8]) -> ferrite_meta::Result<()> {
-        self.changes.push((key.to_vec(), Some(value.to_vec())));
-        self.inner.put(key, value)
+/// The database after these batches, whose owner is dead and has no time left.
+fn database_after(batches: &[Batch]) -> MemoryRemote {
+    let database = MemoryRemote::new();
+    let tenure = database.take(SHARD, &owner(), TTL).unwrap();
+    for (seq, batch) in (tenure.seq + 1..).zip(batches) {
+        database.apply(&tenure, seq, batch).unwrap();
     }
-
-    fn delete(&mut self, key: &[u8]) -> ferrite_meta::Result<()> {
-        self.changes.push((key.to_vec(), None));
-        self.inner.delete(key)
-    }
-
-    fn scan(
-        &self,
-        from: &[u8],
-        to: &[u8],
-        visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
-    ) -> ferrite_meta::Result<()> {
-        self.inner.scan(from, to, visit)
-    }
-
-    fn savepoint(&mut self) {
-        self.inner.savepoint();
-    }
-
-    fn rollback_to_savepoint(&mut self) -> ferrite_meta::Result<()> {
-        self.inner.rollback_to_savepoint()
-    }
-
-    fn commit(self: Box<Self>) -> ferrite_meta::Result<()> {
-        let RecordedTransaction { inner, changes, of } = *self;
-        let mut commits = of.commits.lock();
-        of.log.mark_after(COMMITS + commits.len() as u64, || inner.commit())?;
-        commits.push(changes);
-        Ok(())
-    }
+    database.move_epoch(SHARD);
+    database
 }
 
 /// A run that was recorded.
@@ -144,8 +126,8 @@ struct Run {
     /// The data devices, and the metadata's.
     bases: Vec<Vec<u8>>,
     log: Vec<Logged>,
-    /// Of a store in memory.
-    commits: Vec<Changes>,
+    /// That the database has applied.
+    batches: Vec<Batch>,
     /// Trees before each step, and after the last.
     trees: Vec<Snapshot>,
     ops: Vec<Op>,
@@ -314,12 +296,12 @@ fn record(backend: Backend, profile: Profile, seed: u64) -> Run {
         bases.push(device.image());
         devices.push(Box::new(Recorder::joining(device, &log)));
     }
-    let commits = Arc::default();
+    let batches = Arc::default();
     let meta: Box<dyn MetaStore> = match backend {
-        Backend::Memory => Box::new(RecordedStore {
-            store: Arc::new(MemoryStore::new()),
+        Backend::Database => owned(RecordedRemote {
+            database: MemoryRemote::new(),
             log: log.clone(),
-            commits: Arc::clone(&commits),
+            batches: Arc::clone(&batches),
         }),
         #[cfg(feature = "rocksdb")]
         Backend::Device => {
@@ -348,12 +330,12 @@ fn record(backend: Backend, profile: Profile, seed: u64) -> Run {
         }
         trees.push(timeless(Snapshot::capture(&reference).unwrap()));
     }
-    let commits = commits.lock().clone();
+    let batches = batches.lock().clone();
     Run {
         backend,
         bases,
         log: log.take(),
-        commits,
+        batches,
         trees,
         ops,
         tears,
@@ -365,7 +347,7 @@ fn record(backend: Backend, profile: Profile, seed: u64) -> Run {
 struct Image {
     backend: Backend,
     devices: Vec<Arc<Memory>>,
-    meta: Arc<MemoryStore>,
+    database: Arc<MemoryRemote>,
     small_bytes_max: u64,
 }
 
@@ -374,11 +356,7 @@ impl Image {
         let boxed = |device: &Arc<Memory>| Box::new(Arc::clone(device)) as Box<dyn Device>;
         let data = self.devices[..DEVICES].iter().map(boxed).collect();
         let meta: Box<dyn MetaStore> = match self.backend {
-            Backend::Memory => Box::new(RecordedStore {
-                store: Arc::clone(&self.meta),
-                log: Log::default(),
-                commits: Arc::default(),
-            }),
+            Backend::Database => owned(Arc::clone(&self.database)),
             #[cfg(feature = "rocksdb")]
             Backend::Device => on_device(Arc::clone(&self.devices[DEVICES]), false),
         };
@@ -386,8 +364,9 @@ impl Image {
     }
 }
 
-/// The image if power is lost after `cut` events, and how many steps had returned. `None`: not even a pool.
-fn image(run: &Run, cut: usize, rng: &mut Rng) -> Option<(Image, usize)> {
+/// The image if power is lost after `cut` events, and how many steps had returned. `None`: not even a pool. The next
+/// event, if it is a batch of metadata, has reached the database or not.
+fn image(run: &Run, cut: usize, has_next: bool, rng: &mut Rng) -> Option<(Image, usize)> {
     let mut images = run.bases.clone();
     let grain = if run.tears { SECTOR_BYTES } else { PAGE_BYTES };
     let style = rng.below(4);
@@ -396,42 +375,35 @@ fn image(run: &Run, cut: usize, rng: &mut Rng) -> Option<(Image, usize)> {
         1 => true,
         _ => rng.below(2) == 0,
     });
-    let mut meta: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
-    let mut returned = None;
-    // A commit under way is there, or it is not.
-    let next = usize::from(rng.below(2) == 0);
-    for (at, entry) in run.log.iter().take(cut + next).enumerate() {
+    let (mut batches, mut returned) = (0, None);
+    for (at, entry) in run.log.iter().take(cut + usize::from(has_next)).enumerate() {
         match entry {
-            Logged::Mark(mark) if *mark >= COMMITS => {
-                for (key, value) in &run.commits[(mark - COMMITS) as usize] {
-                    match value {
-                        Some(value) => drop(meta.insert(key.clone(), value.clone())),
-                        None => drop(meta.remove(key)),
-                    }
-                }
-            }
+            Logged::Mark(mark) if *mark >= BATCHES => batches = (mark - BATCHES) as usize + 1,
             Logged::Mark(mark) if at < cut => returned = Some((*mark as usize).div_ceil(2)),
             _ => {}
         }
     }
-    let store = MemoryStore::new();
-    let mut txn = store.begin();
-    for (key, value) in &meta {
-        txn.put(key, value).unwrap();
-    }
-    txn.commit().unwrap();
     let tears = run.tears;
     let image = Image {
         backend: run.backend,
         devices: images.into_iter().map(|image| Arc::new(memory(image, tears))).collect(),
-        meta: Arc::new(store),
+        database: Arc::new(database_after(&run.batches[..batches])),
         small_bytes_max: run.small_bytes_max,
     };
     Some((image, returned?))
 }
 
-fn check_image(run: &Run, cut: usize, rng: &mut Rng, what: &str) {
-    let Some((image, returned)) = image(run, cut, rng) else {
+/// With a batch under way, both are checked: that the database has it, and that it has not.
+fn check_images(run: &Run, cut: usize, rng: &mut Rng, what: &str) {
+    let is_batch = matches!(run.log.get(cut), Some(Logged::Mark(mark)) if *mark >= BATCHES);
+    check_image(run, cut, false, rng, what);
+    if is_batch {
+        check_image(run, cut, true, rng, &format!("{what}, with the batch under way"));
+    }
+}
+
+fn check_image(run: &Run, cut: usize, has_next: bool, rng: &mut Rng, what: &str) {
+    let Some((image, returned)) = image(run, cut, has_next, rng) else {
         return;
     };
     let engine = image.open().unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -537,7 +509,7 @@ fn explore(backend: Backend, profile: Profile, seed: u64, images: u64) {
             _ => rng.below(run.log.len() as u64 + 1) as usize,
         };
         let what = format!("{backend:?}, {profile:?}, FERRITE_SEED={seed}, image {number}, cut {cut}");
-        check_image(&run, cut, &mut rng, &what);
+        check_images(&run, cut, &mut rng, &what);
     }
 }
 
@@ -552,7 +524,7 @@ fn images_of_lost_power() {
     };
     for profile in Profile::ALL {
         for seed in seeds.clone() {
-            explore(Backend::Memory, profile, seed, images);
+            explore(Backend::Database, profile, seed, images);
         }
     }
 }
@@ -584,7 +556,7 @@ fn every_seeded_bug_is_found() {
         seed(Some(bug));
         let finds = |seed: u64| {
             let profile = Profile::ALL[seed as usize % Profile::ALL.len()];
-            std::panic::catch_unwind(|| explore(Backend::Memory, profile, seed, 40)).is_err()
+            std::panic::catch_unwind(|| explore(Backend::Database, profile, seed, 40)).is_err()
         };
         if !(0..120).any(finds) {
             missed.push(bug);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use ferrite_blob::device::{Device, Faulty, Memory, Op};
 use ferrite_blob::{BlobStore, FormatOptions, PAGE_BYTES};
-use ferrite_meta::{Lock, MemoryStore, MetaStore, Transaction};
+use ferrite_meta::{Lock, MemoryRemote, MetaStore, Owned, OwnedOptions, Owner, Transaction};
 use ferrite_nvme::{NvmeFs, Options};
 use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_vfs::{Cred, FileSystem, FsError, OpenFile, OpenFlags, OpenMode, RenameMode, SYSTEM, SetAttr, Vfs};
@@ -36,9 +36,14 @@ pub(crate) fn within(limit: Duration, work: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// A metadata store whose next commits may fail: before they are done, or after.
+/// The shard of the database.
+const SHARD: u64 = 1;
+/// So few that most reads ask the database.
+const CACHE_BYTES: usize = 16 << 10;
+
+/// Metadata in a database in memory; the next commits may fail: before they are done, or after.
 pub(crate) struct FailingStore {
-    store: MemoryStore,
+    database: Arc<MemoryRemote>,
     /// 0: works. 1: fails. 2: is carried out, and fails. 3: is full, but for steps that delete. 4: refuses one commit
     /// for lack of space. 5: one commit fails. Both come after `left` others.
     mode: AtomicU8,
@@ -48,6 +53,29 @@ pub(crate) struct FailingStore {
 }
 
 impl FailingStore {
+    fn new() -> FailingStore {
+        FailingStore {
+            database: Arc::new(MemoryRemote::new()),
+            mode: AtomicU8::new(0),
+            left: AtomicU64::new(0),
+            committed: Mutex::default(),
+        }
+    }
+
+    /// Takes the shard from its owner, whose time is over.
+    fn own(&self) -> Owned<Arc<MemoryRemote>> {
+        self.database.move_epoch(SHARD);
+        let owner = Owner {
+            name: "test".into(),
+            address: String::new(),
+        };
+        let mut options = OwnedOptions::default();
+        options.ttl = Duration::from_secs(3600);
+        options.renews = false;
+        options.cache_bytes = CACHE_BYTES;
+        Owned::open(Arc::clone(&self.database), SHARD, &owner, options).unwrap()
+    }
+
     pub(crate) fn fail(&self, is_late: bool) {
         self.mode.store(if is_late { 2 } else { 1 }, Ordering::SeqCst);
     }
@@ -100,6 +128,13 @@ struct Opening<T> {
     is_over: Arc<AtomicBool>,
 }
 
+/// The same of the metadata: each opening is an owner of its own, with an empty cache.
+struct Tenancy {
+    of: Arc<FailingStore>,
+    store: Owned<Arc<MemoryRemote>>,
+    is_over: Arc<AtomicBool>,
+}
+
 struct FailingTransaction<'s> {
     inner: Box<dyn Transaction + 's>,
     of: &'s FailingStore,
@@ -110,10 +145,10 @@ struct FailingTransaction<'s> {
 
 type Visit<'v> = &'v mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
 
-impl MetaStore for Opening<FailingStore> {
+impl MetaStore for Tenancy {
     fn begin(&self) -> Box<dyn Transaction + '_> {
         Box::new(FailingTransaction {
-            inner: self.of.store.begin(),
+            inner: self.store.begin(),
             of: &self.of,
             is_over: &self.is_over,
             deletes: false,
@@ -122,15 +157,15 @@ impl MetaStore for Opening<FailingStore> {
     }
 
     fn get(&self, key: &[u8]) -> ferrite_meta::Result<Option<Vec<u8>>> {
-        self.of.store.get(key)
+        self.store.get(key)
     }
 
     fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> ferrite_meta::Result<()> {
-        self.of.store.scan(from, to, visit)
+        self.store.scan(from, to, visit)
     }
 
     fn sync(&self) -> ferrite_meta::Result<()> {
-        self.of.store.sync()
+        self.store.sync()
     }
 }
 
@@ -254,13 +289,8 @@ impl Pool {
 
     /// With checksums of data, or without.
     pub(crate) fn with(devices: usize, mib: u64, tears: bool, checksums: bool) -> Pool {
-        let meta = Arc::new(FailingStore {
-            store: MemoryStore::new(),
-            mode: AtomicU8::new(0),
-            left: AtomicU64::new(0),
-            committed: Mutex::default(),
-        });
-        ferrite_nvme::format(&meta.store, [7; 16], [9; 16], devices as u16).unwrap();
+        let meta = Arc::new(FailingStore::new());
+        ferrite_nvme::format(&meta.own(), [7; 16], [9; 16], devices as u16).unwrap();
         let device = |index: usize| {
             // Arbitrary old contents.
             let device = Memory::of(vec![0xee; (mib << 20) as usize]);
@@ -312,13 +342,16 @@ impl Pool {
                 false => Some(BlobStore::open(Box::new(device), false)?),
             });
         }
-        let own = Opening {
-            of: Arc::clone(&self.meta),
-            is_over,
-        };
+        let meta = meta.unwrap_or_else(|| {
+            Box::new(Tenancy {
+                of: Arc::clone(&self.meta),
+                store: self.meta.own(),
+                is_over,
+            })
+        });
         let mut options = Options::default();
         options.small_bytes_max = 2048;
-        ferrite_nvme::assemble(meta.unwrap_or(Box::new(own)), stores, options)
+        ferrite_nvme::assemble(meta, stores, options)
     }
 
     pub(crate) fn image_bytes(&self, device: usize) -> u64 {
