@@ -111,7 +111,16 @@ pub fn run_all(make: impl Fn() -> Box<dyn TestEngine>) {
     tell(&run(make, &suite()));
 }
 
-/// The same with engines that are made for the case.
+/// Every case but the large ones: for engines on which each call takes long.
+///
+/// # Panics
+/// As [`run_all`].
+pub fn run_small(make: impl Fn() -> Box<dyn TestEngine>) {
+    let small: Vec<Case> = suite().into_iter().filter(|case| !case.is_large()).collect();
+    tell(&run(make, &small));
+}
+
+/// As [`run_all`], with engines that are made for the case.
 ///
 /// # Panics
 /// As [`run_all`], and if an engine has too few inodes for its case.
