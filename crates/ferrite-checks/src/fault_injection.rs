@@ -134,6 +134,12 @@ bugs! {
     ContentStays,
     /// A write in place clears setuid and setgid after it, not before.
     RightsLast,
+
+    "ferrite-nvme, fences":
+    /// Content accepts changes of an earlier owner.
+    ContentOfOldEpoch,
+    /// The recovery looks at content before it has fenced the earlier owner.
+    RecoveryBeforeFence,
 }
 
 impl Bug {
@@ -187,6 +193,7 @@ mod tests {
             "ferrite-blob",
             "ferrite-meta",
             "ferrite-nvme",
+            "ferrite-nvme, fences",
         ];
         let listed: usize = crates.iter().map(|krate| Bug::of(krate).count()).sum();
         assert_eq!(listed, Bug::ALL.len());

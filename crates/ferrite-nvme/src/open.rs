@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ferrite_blob::BlobStore;
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_checks::ranked::{Mutex, RwLock};
 use ferrite_meta::MetaStore;
 use ferrite_vfs::locks::LockTable;
@@ -223,9 +224,7 @@ pub fn assemble_with(meta: Box<dyn MetaStore>, content: Box<dyn ContentStore>, o
         // A crash after this needs recovery, and no later opening has this epoch, which content may carry from now on.
         core.put_pool(&opened)?;
         *core.pool.lock() = opened;
-        // Changes that earlier owners have under way must not come after the recovery has looked.
-        core.content.take_over(guard)?;
-        core.recover()?;
+        core.fence_and_recover(guard)?;
         if !was_clean {
             core.count_inodes()?;
         }
@@ -302,6 +301,16 @@ fn number(key: &[u8]) -> Result<Ino> {
 }
 
 impl Core {
+    /// Changes that earlier owners have under way must not come after the recovery has looked.
+    fn fence_and_recover(self: &Arc<Core>, guard: Guard) -> Result<()> {
+        if is_seeded(Bug::RecoveryBeforeFence) {
+            self.recover()?;
+            return Ok(self.content.take_over(guard)?);
+        }
+        self.content.take_over(guard)?;
+        self.recover()
+    }
+
     /// Does the work that records list as pending: after a crash, or after a close with a file still open.
     fn recover(self: &Arc<Core>) -> Result<()> {
         for key in keys(&*self.meta, b'D')? {

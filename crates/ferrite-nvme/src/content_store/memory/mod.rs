@@ -5,8 +5,8 @@
 //! owner's guard, and the server compares it with the newest epoch.
 //!
 //! Contents: [`MemoryServer`], which outlives its clients (`server`); [`MemoryContent`], one owner's client; and
-//! [`Operation`] and [`Effect`], by which a test loses requests and replies, delays or refuses operations, and has
-//! another owner take over.
+//! [`Operation`] and [`Effect`], by which a test loses requests and replies, delays, repeats or refuses operations,
+//! and has another owner take over.
 //!
 //! Invariant: a client holds the server's lock for the whole of a call, so that readers see each write whole or not at
 //! all. `begins` of an overwrite runs under it.

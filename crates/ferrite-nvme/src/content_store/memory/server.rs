@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_checks::ranked::{Mutex, MutexGuard};
 
 use super::super::{Error, Guard, Result, Space, UniqueId};
@@ -53,6 +54,8 @@ pub enum Effect {
     ReplyLost,
     /// It is done before the next operation on the same blob, and the client does not learn that.
     Delayed,
+    /// It is done and answered, and arrives once more before the next operation on the same blob.
+    Repeated,
     /// It is refused without effect.
     Refused,
     /// Another owner takes over the shard just before it arrives.
@@ -276,6 +279,12 @@ impl State {
                 self.delayed.push((guard, id, step.into_owned()));
                 Err(unknown())
             }
+            Effect::Repeated => {
+                let again = step.clone().into_owned();
+                self.apply(guard, id, step)?;
+                self.delayed.push((guard, id, again));
+                Ok(())
+            }
             Effect::Refused => Err(Error::Failed("the server refused the change".into())),
         }
     }
@@ -283,7 +292,7 @@ impl State {
     fn apply(&mut self, guard: Option<Guard>, id: UniqueId, step: Step<'_>) -> Result<()> {
         let guard = guard.ok_or_else(|| Error::Failed("the content was opened for reading only".into()))?;
         let epoch = self.epochs.get(&guard.shard).copied().unwrap_or(0);
-        if epoch != guard.epoch {
+        if epoch != guard.epoch && !is_seeded(Bug::ContentOfOldEpoch) {
             return Err(Error::Fenced { epoch });
         }
         if matches!(step.change, Change::Create) {
@@ -310,7 +319,7 @@ impl State {
     pub(super) fn read(&mut self, id: UniqueId, kind: Kind) -> Result<&Object> {
         self.arrive(|other| other == id);
         match self.effect(id, kind) {
-            Effect::Done | Effect::TakenOver => self.objects.get(&id).ok_or(Error::NotFound),
+            Effect::Done | Effect::Repeated | Effect::TakenOver => self.objects.get(&id).ok_or(Error::NotFound),
             Effect::Refused => Err(Error::Failed("the server refused to read".into())),
             _ => Err(Error::Unknown("no reply within the timeout".into())),
         }
