@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_buffers::{Buffer, Pool};
 use ferrite_lab::peers::{FILE_BYTES, Many, page};
-use ferrite_nvme::{Config, MakeOptions, NvmeVolume, Options};
+use ferrite_nvme::{Config, DataPlace, MakeOptions, NvmeVolume, Options};
 use ferrite_vfs::volume::Volume;
 use ferrite_vfs::{FileSystem, NewFile, OpenFile, OpenMode, ROOT_INO, SYSTEM};
 use rustix::fs::OFlags;
@@ -85,7 +85,9 @@ impl Open {
     /// Makes a pool and opens it. Its pages count as written whole, as io_uring writes them.
     fn make(config: &Path, metadata: &Path, data: &Path, data_checksum: bool) -> Result<Open, Failure> {
         let mut described = Config::new(metadata, [data.to_owned()]);
-        described.data[0].whole_pages = Some(true);
+        if let DataPlace::Devices(devices) = &mut described.data {
+            devices.iter_mut().for_each(|device| device.whole_pages = Some(true));
+        }
         if metadata.is_file() {
             // A device that is a file.
             (described.metadata.directory, described.metadata.device) = (None, Some(metadata.to_owned()));
