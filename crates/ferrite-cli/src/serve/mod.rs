@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use ferrite::MountOptions;
-use ferrite::volume::{Address, Volume};
+use ferrite::volume::{Address, Volume, VolumeError};
 use ferrite_client::secure::{Encryption, is_loopback};
 use ferrite_server::{ExportOptions, FabricOptions, Server, ServerOptions};
 use ferrite_vfs::FileSystem;
@@ -250,6 +250,11 @@ fn serve(plan: Plan) -> Outcome {
     let standbys = pools.standbys.into_iter().zip(movable);
     let standbys = standbys.map(|((standby, _), movable)| standby.start(movable));
     let standbys: Vec<standby::Handle> = standbys.collect::<Result<_, _>>()?;
+    let begun = standbys.iter().try_for_each(standby::Handle::wait_until_begun);
+    if let Err(failure) = begun {
+        end_standbys(standbys);
+        return Err(failure);
+    }
     let metrics = metrics.map(|listener| Endpoint::start(listener, server.observer()));
     let metrics = metrics.transpose()?;
     said.into_iter().for_each(|line| say(format_args!("{line}")));
@@ -262,14 +267,19 @@ fn serve(plan: Plan) -> Outcome {
     tracing::info!(signal, sessions = server.sessions(), "received a signal to end");
     drop(metrics);
     // First those for which others wait.
-    standbys.iter().for_each(standby::Handle::ask_to_end);
-    let handed_over: Vec<_> = standbys.into_iter().map(standby::Handle::wait).collect();
+    let handed_over = end_standbys(standbys);
     server.stop();
     // First the pools: sessions keep their open files over the restart. All of them, even if one fails.
     let closed: Vec<_> = volumes.iter().map(|volume| volume.close()).collect();
     handed_over.into_iter().chain(closed).collect::<Result<(), _>>()?;
     drop(server);
     Ok(0)
+}
+
+/// Hands over the pools that other servers may have.
+fn end_standbys(standbys: Vec<standby::Handle>) -> Vec<Result<(), VolumeError>> {
+    standbys.iter().for_each(standby::Handle::ask_to_end);
+    standbys.into_iter().map(standby::Handle::wait).collect()
 }
 
 /// The addresses of listening sockets, without the export, and the options of those over libfabric.
@@ -318,7 +328,7 @@ impl Pools {
             engines: Vec::new(),
             said: Vec::new(),
         };
-        let shared = Arc::new(standby::Shared::default());
+        let shared = standby::Shared::new();
         for pool in planned {
             let path = pool.address.path().display();
             let lines = pool.exports.iter().flat_map(|export| {

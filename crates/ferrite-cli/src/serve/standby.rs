@@ -9,8 +9,8 @@
 //! Invariant: the service of a pool ends before the pool is closed, and the pool is closed before its lease is given up.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -35,11 +35,43 @@ const LEFT_TO_OTHERS: Duration = Duration::from_secs(3);
 const REST: Duration = Duration::from_secs(1);
 
 /// What all pools of this server share.
-#[derive(Default)]
 pub(super) struct Shared {
     ends: AtomicBool,
     /// Pools that this server owns.
     owned: AtomicUsize,
+    since: Instant,
+}
+
+impl Shared {
+    pub(super) fn new() -> Arc<Shared> {
+        Arc::new(Shared {
+            ends: AtomicBool::new(false),
+            owned: AtomicUsize::new(0),
+            since: Instant::now(),
+        })
+    }
+}
+
+/// A pool that this server owns, counted as long as it does.
+struct Opened {
+    volume: Arc<dyn Volume>,
+    shared: Arc<Shared>,
+}
+
+impl Opened {
+    fn new(volume: Arc<dyn Volume>, shared: &Arc<Shared>) -> Opened {
+        shared.owned.fetch_add(1, Ordering::Relaxed);
+        Opened {
+            volume,
+            shared: Arc::clone(shared),
+        }
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.shared.owned.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// See the head of this module.
@@ -58,10 +90,20 @@ pub(super) struct Standby {
 /// A running [`Standby`].
 pub(super) struct Handle {
     shared: Arc<Shared>,
+    has_begun: mpsc::Receiver<Result<(), Failure>>,
     thread: JoinHandle<Result<(), VolumeError>>,
 }
 
 impl Handle {
+    /// Waits until the pool is served or stood by for.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub(super) fn wait_until_begun(&self) -> Result<(), Failure> {
+        // A panic of the thread was reported when it happened.
+        self.has_begun.recv().unwrap_or(Ok(()))
+    }
+
     /// Asks for the end of all of this server.
     pub(super) fn ask_to_end(&self) {
         self.shared.ends.store(true, Ordering::Release);
@@ -103,55 +145,85 @@ impl Standby {
         }))
     }
 
-    /// Takes the pool if it is free, and starts the thread. A pool that cannot be opened for another reason than its
-    /// owner is an error now, and a message later.
+    /// Starts the thread.
     pub(super) fn start(self, movable: Movable) -> Result<Handle, Failure> {
-        let tenancy = self.candidacy.look()?;
-        let opened = match tenancy.left.is_zero() {
-            true => self.open(&movable)?,
-            false => None,
-        };
-        if opened.is_none() {
-            movable.is_at(&tenancy.address);
-            say(format_args!(
-                "standing by for {}, which {} owns",
-                self.path.display(),
-                owner_of(&tenancy)
-            ));
-        }
         let shared = Arc::clone(&self.shared);
+        let (begun, has_begun) = mpsc::sync_channel(1);
         let thread = std::thread::Builder::new()
             .name("ferrite-standby".into())
-            .spawn(move || self.run(&movable, opened))?;
-        Ok(Handle { shared, thread })
+            .spawn(move || match self.begin(&movable) {
+                Ok(opened) => {
+                    let _ = begun.send(Ok(()));
+                    self.run(&movable, opened)
+                }
+                Err(failure) => {
+                    let _ = begun.send(Err(failure));
+                    Ok(())
+                }
+            })?;
+        Ok(Handle {
+            shared,
+            has_begun,
+            thread,
+        })
     }
 
     fn ends(&self) -> bool {
         self.shared.ends.load(Ordering::Acquire)
     }
 
-    fn run(&self, movable: &Movable, mut opened: Option<Arc<dyn Volume>>) -> Result<(), VolumeError> {
+    /// The first part: until this server has the pool, or another has. A pool that cannot be opened for another reason
+    /// than its owner is an error now, and a message later.
+    fn begin(&self, movable: &Movable) -> Result<Option<Opened>, Failure> {
+        while !self.ends() {
+            let tenancy = self.candidacy.look()?;
+            if !tenancy.left.is_zero() {
+                movable.is_at(&tenancy.address);
+                let (path, owner) = (self.path.display(), owner_of(&tenancy));
+                say(format_args!("standing by for {path}, which {owner} owns"));
+                return Ok(None);
+            }
+            if self.may_take(&tenancy)
+                && let Some(opened) = self.open(movable)?
+            {
+                return Ok(Some(opened));
+            }
+            std::thread::park_timeout(CHECK_EVERY);
+        }
+        Ok(None)
+    }
+
+    fn run(&self, movable: &Movable, mut opened: Option<Opened>) -> Result<(), VolumeError> {
         // The epoch that this server handed over, and until when that is for others.
         let mut left_to_others: Option<(u64, Instant)> = None;
+        let mut complaint = String::new();
         loop {
-            let volume = match opened.take() {
-                Some(volume) => volume,
-                None if self.ends() => return Ok(()),
-                None => match self.take_turn(movable, left_to_others) {
-                    Some(volume) => volume,
-                    None => continue,
-                },
+            let Some(own) = opened.take() else {
+                if self.ends() {
+                    return Ok(());
+                }
+                opened = self.take_turn(movable, left_to_others).unwrap_or_else(|failure| {
+                    // Once, as long as it stays the same.
+                    if complaint != failure.text() {
+                        failure.text().clone_into(&mut complaint);
+                        complain(format_args!("ferrite: {complaint}"));
+                    }
+                    std::thread::park_timeout(REST);
+                    None
+                });
+                continue;
             };
-            self.shared.owned.fetch_add(1, Ordering::Relaxed);
-            let handed_over = self.own(movable, &volume);
-            self.shared.owned.fetch_sub(1, Ordering::Relaxed);
+            complaint.clear();
+            let handed_over = self.own(movable, &own.volume);
             let end = match handed_over {
-                Some(_) => self.hand_over(movable, &volume),
+                Some(_) => self.hand_over(movable, &own.volume),
                 None => {
-                    self.abandon(movable, &volume);
+                    self.abandon(movable, &own.volume);
                     Ok(())
                 }
             };
+            // Before others are waited for: it has locks on devices.
+            drop(own);
             if self.ends() {
                 return end;
             }
@@ -166,33 +238,18 @@ impl Standby {
     }
 
     /// Looks once, and takes the pool if it is this server's turn.
-    fn take_turn(&self, movable: &Movable, left_to_others: Option<(u64, Instant)>) -> Option<Arc<dyn Volume>> {
-        let tenancy = match self.candidacy.look() {
-            Ok(tenancy) => tenancy,
-            Err(error) => {
-                tracing::warn!("{}: {error}", self.path.display());
-                std::thread::park_timeout(REST);
-                return None;
-            }
-        };
+    fn take_turn(&self, movable: &Movable, left_to_others: Option<(u64, Instant)>) -> Result<Option<Opened>, Failure> {
+        let tenancy = self.candidacy.look()?;
         movable.is_at(if tenancy.is_own { "" } else { &tenancy.address });
         let is_left = left_to_others.is_some_and(|(epoch, until)| tenancy.epoch == epoch && Instant::now() < until);
-        if is_left || !self.may_take(&tenancy) {
+        let opened = match is_left || !self.may_take(&tenancy) {
+            true => None,
+            false => self.open(movable)?,
+        };
+        if opened.is_none() {
             std::thread::park_timeout(LOOK_EVERY);
-            return None;
         }
-        match self.open(movable) {
-            Ok(Some(volume)) => Some(volume),
-            Ok(None) => {
-                std::thread::park_timeout(LOOK_EVERY);
-                None
-            }
-            Err(failure) => {
-                complain(format_args!("ferrite: {}", failure.text()));
-                std::thread::park_timeout(REST);
-                None
-            }
-        }
+        Ok(opened)
     }
 
     /// Whether it is this server's turn to take a pool.
@@ -202,15 +259,17 @@ impl Standby {
         }
         let owned = u32::try_from(self.shared.owned.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
         let spread = SPREAD.saturating_mul(owned).min(SPREAD_MAX);
+        // Servers that start together have pools that were free for long.
+        let free = tenancy.free.min(self.shared.since.elapsed());
         match tenancy.asked_to.as_deref() {
             Some(to) if to == self.reached_at => true,
-            Some(to) if !to.is_empty() => tenancy.free >= LEFT_TO_OTHERS + spread,
-            _ => tenancy.free >= spread,
+            Some(to) if !to.is_empty() => tenancy.free >= LEFT_TO_OTHERS && free >= spread,
+            _ => free >= spread,
         }
     }
 
     /// Opens the pool, and serves it. `None`: another server was faster, or has not let go of a device yet.
-    fn open(&self, movable: &Movable) -> Result<Option<Arc<dyn Volume>>, Failure> {
+    fn open(&self, movable: &Movable) -> Result<Option<Opened>, Failure> {
         let path = self.path.display();
         let volume = match self.candidacy.open() {
             Ok(volume) => volume,
@@ -229,7 +288,7 @@ impl Standby {
                     .iter()
                     .for_each(|line| complain(format_args!("ferrite: {path}: {line}")));
                 self.said.iter().for_each(|line| say(format_args!("{line}")));
-                Ok(Some(volume))
+                Ok(Some(Opened::new(volume, &self.shared)))
             }
             Err(why) => {
                 let _ = volume.close();
