@@ -96,7 +96,7 @@ impl Failover {
         Ok(0)
     }
 
-    /// The next owner; `None` if there is none in time.
+    /// The next owner; `None` if no server took the pool in time.
     fn wait(&self, candidacy: &dyn Candidacy, epoch: u64, since: Instant) -> Result<Option<Tenancy>, VolumeError> {
         while since.elapsed() < Duration::from_secs(self.timeout) {
             let now = candidacy.look()?;

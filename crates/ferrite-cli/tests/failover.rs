@@ -10,7 +10,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::common::{fails, ferrite, has_fuse, ok, soak};
-use ferrite_test_clusters::{Postgres, PostgresOptions, or_skip};
+#[cfg(feature = "rados")]
+use ferrite_test_clusters::CephOptions;
+use ferrite_test_clusters::{Ceph, Postgres, PostgresOptions, or_skip};
 use tempfile::TempDir;
 
 /// Seconds after which another server may take the pool of one that is dead.
@@ -57,6 +59,8 @@ struct Group {
     servers: Vec<Server>,
     dir: TempDir,
     database: Postgres,
+    /// Where the content is; without it, on a device.
+    ceph: Option<Ceph>,
 }
 
 fn free_port() -> u16 {
@@ -65,14 +69,27 @@ fn free_port() -> u16 {
 }
 
 impl Group {
+    /// With its content on a device of this machine.
     fn new(options: &PostgresOptions) -> Option<Group> {
+        Group::with_content(options, None)
+    }
+
+    fn with_content(options: &PostgresOptions, ceph: Option<Ceph>) -> Option<Group> {
         let database = or_skip(Postgres::start(options))?;
         let dir = tempfile::Builder::new()
             .prefix("ferrite-test-")
             .tempdir_in("/dev/shm")
             .unwrap();
+        let content = match &ceph {
+            None => "[[data]]\ndevice = 'a.data'".to_owned(),
+            Some(ceph) => format!(
+                "[data]\nrados = {{ pool = '{}', conf = '{}', client = 'client.admin' }}",
+                ceph.pool(),
+                ceph.conf().display()
+            ),
+        };
         let text = format!(
-            "[metadata]\npostgres = '{}'\nvolume = 'home'\nlease_s = {LEASE_S}\n[[data]]\ndevice = 'a.data'\n",
+            "[metadata]\npostgres = '{}'\nvolume = 'home'\nlease_s = {LEASE_S}\nsmall_files = '2K'\n{content}\n",
             database.connection()
         );
         std::fs::write(dir.path().join("pool.toml"), text).unwrap();
@@ -80,8 +97,10 @@ impl Group {
             servers: Vec::new(),
             dir,
             database,
+            ceph,
         };
-        ok(ferrite().args(["mkfs", &group.pool(), "--size", "64M"]));
+        let size: &[&str] = if group.ceph.is_some() { &[] } else { &["--size", "64M"] };
+        ok(ferrite().args(["mkfs", &group.pool()]).args(size));
         for mount in ["0", "1"] {
             std::fs::create_dir(group.mount(mount)).unwrap();
             let address = format!("127.0.0.1:{}", free_port());
@@ -150,6 +169,16 @@ impl Group {
                 return owner;
             }
             assert!(Instant::now() < until, "{}", self.servers[before].text());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until a server serves the pool, and not only owns it.
+    fn wait_until_served_by(&self, server: usize) {
+        let alone = format!("tcp://{}:/log", self.servers[server].address);
+        let until = Instant::now() + Duration::from_secs(LEASE_S) + BEYOND;
+        while !ferrite().args(["cat", &alone]).output().unwrap().status.success() {
+            assert!(Instant::now() < until, "{}", self.servers[server].text());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -258,7 +287,7 @@ impl Server {
     }
 }
 
-/// What happens to the owner in a round.
+/// A mishap of the owner.
 #[derive(Debug, Clone, Copy)]
 enum Blow {
     /// It is killed, and starts again.
@@ -283,7 +312,11 @@ impl Group {
             }
             Blow::Stopped => {
                 self.servers[owner].signal("STOP");
-                self.owner_after(owner);
+                let next = self.owner_after(owner);
+                if self.ceph.is_some() {
+                    // Locks on devices would keep it out until the stopped one continues.
+                    self.wait_until_served_by(next);
+                }
                 self.servers[owner].signal("CONT");
                 // Asked alone, it must not answer as an owner.
                 let alone = format!("tcp://{}:/log", self.servers[owner].address);
@@ -337,6 +370,29 @@ fn a_pool_survives_blows_to_its_owner() {
         assert!(server.process.wait().unwrap().success(), "{}", server.text());
     }
     assert!(ok(ferrite().args(["fsck", &group.pool()])).contains("sound"));
+}
+
+/// With the content in Ceph, a successor needs nothing of the machine of an owner that stands still: it puts that one on
+/// Ceph's blocklist.
+#[cfg(feature = "rados")]
+#[test]
+fn a_pool_in_ceph_survives_blows_to_its_owner() {
+    if !has_fuse() {
+        return;
+    }
+    let Some(ceph) = or_skip(Ceph::start(&CephOptions::default())) else {
+        return;
+    };
+    let Some(mut group) = Group::with_content(&PostgresOptions::default(), Some(ceph)) else {
+        return;
+    };
+    let work = group.begin();
+    for blow in [Blow::Stopped, Blow::Killed, Blow::Asked] {
+        std::thread::sleep(BETWEEN);
+        group.strike(blow);
+    }
+    std::thread::sleep(BETWEEN);
+    group.end(work);
 }
 
 #[test]

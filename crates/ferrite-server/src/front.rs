@@ -1,7 +1,7 @@
 //! The connections of a server, and the first message of each.
 //!
-//! Contents: [`Front`], which the threads of the reactor call; [`Peer`], a connection; how a Hello finds the engines that
-//! have its export; [`Common`], what all engines of a server share.
+//! Contents: [`Front`], which the threads of the reactor call; [`Peer`], a connection; how a Hello finds the engines
+//! that have its export; [`Common`], the state that all engines of a server share.
 //!
 //! Invariants: a connection belongs to one session from its Hello on. No answer leaves after its engines have lost the
 //! right to answer: that is checked once the answer is made, before the connection sends it. No connection attaches to
@@ -30,7 +30,7 @@ use super::pending::PendingConnections;
 use super::reply::put;
 use super::session::Session;
 
-/// What all engines of a server share.
+/// The state that all engines of a server share.
 pub(super) struct Common {
     pub(super) admission: Arc<Admission>,
     pub(super) pending_connections: PendingConnections,

@@ -87,8 +87,9 @@ use ferrite_proto::{Call, Head, Request, SessionRequest};
 pub use admission::{Bounds, Resource};
 pub use export::{ExportOptions, NOBODY};
 pub use ferrite_transport::reactor::FabricOptions;
-pub use meter::{Metrics, Observer};
+pub use meter::Metrics;
 pub use movable::{MayAnswer, Movable, Stopped};
+pub use observe::Observer;
 pub use options::ServerOptions;
 pub use rdma::{KeyWanted, Keys, Rdma};
 
@@ -147,8 +148,8 @@ impl Server {
         Server::start_with_movable(listeners, engines, Vec::new(), options).map(|(server, _)| server)
     }
 
-    /// The same, with the exports of volumes that servers hand to each other. Each begins elsewhere, and has a handle in
-    /// the order of `movable`.
+    /// The same, with the exports of volumes that servers hand to each other. Each begins elsewhere, and has a handle
+    /// in the order of `movable`.
     ///
     /// # Errors
     /// Those of [`Server::start`].

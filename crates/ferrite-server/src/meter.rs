@@ -10,15 +10,14 @@
 use std::array;
 use std::cell::Cell;
 use std::net::SocketAddr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use ferrite_checks::ranked::Mutex;
 use ferrite_transport::reactor::{Data, TurnCounts};
 use ferrite_transport::send_queue::SendQueue;
 
-use super::front::Front;
 use crate::lock_order;
 use ferrite_proto::{
     Activity, BoundFileInfo, Counted, LATENCY_CLASSES, OPCODES_MAX, OperationActivity, RdmaCounters, SHORTEST_LOG2,
@@ -259,17 +258,6 @@ pub struct Metrics {
     pub rdma: Option<RdmaCounters>,
     /// Bound files, by the name of the export.
     pub bound: Vec<(String, Vec<BoundFileInfo>)>,
-}
-
-/// Reports a server's activity, as long as the server exists.
-#[derive(Clone)]
-pub struct Observer(pub(super) Weak<Front>);
-
-impl Observer {
-    /// Its activity now, with all clients; `None` once the server is gone.
-    pub fn look(&self) -> Option<Metrics> {
-        Some(self.0.upgrade()?.metrics())
-    }
 }
 
 #[cfg(test)]

@@ -71,12 +71,13 @@ impl Place {
 
     /// Ends the service of the volume here. `None` if it is elsewhere.
     pub(super) fn take_away(&self) -> Option<Running> {
-        match std::mem::replace(&mut *self.served.lock(), Served::Elsewhere(String::new())) {
+        let mut served = self.served.lock();
+        if matches!(&*served, Served::Elsewhere(_)) {
+            return None;
+        }
+        match std::mem::replace(&mut *served, Served::Elsewhere(String::new())) {
             Served::Here(running) => Some(running),
-            elsewhere @ Served::Elsewhere(_) => {
-                *self.served.lock() = elsewhere;
-                None
-            }
+            Served::Elsewhere(_) => None,
         }
     }
 }
@@ -95,9 +96,9 @@ impl Movable {
         }
     }
 
-    /// Serves the volume from now on. `may_answer` is asked before each answer leaves, and must be quick; an answer that
-    /// may not leave closes its connection instead, and the client asks again, here or at the next owner. Blocks for the
-    /// record of earlier sessions.
+    /// Serves the volume from now on. `may_answer` is asked before each answer leaves, and must be quick; an answer
+    /// that may not leave closes its connection instead, and the client asks again, here or at the next owner. Blocks
+    /// for the record of earlier sessions.
     ///
     /// # Errors
     /// The root of an export is no directory; errors of the engine; the system has no threads.

@@ -1,11 +1,11 @@
 //! A server's reports of itself: to clients, of their export; to its administrator, of everything.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use super::export::Export;
 use super::front::Front;
-use super::meter::{Metrics, Observer};
+use super::meter::Metrics;
 use super::session::Session;
 use super::verbs::Verbs;
 use super::{Inner, Server};
@@ -18,6 +18,17 @@ const REPLY_BYTES_MAX: usize = CLIENTS_MAX * (160 + OPCODES_MAX * (2 + size_of::
     + OPCODES_MAX * (6 + size_of::<Counted>() + 8 * LATENCY_CLASSES)
     + 64;
 const _: () = assert!(REPLY_BYTES_MAX < ferrite_transport::frame::BODY_BYTES_MAX);
+
+/// Reports a server's activity, as long as the server exists.
+#[derive(Clone)]
+pub struct Observer(Weak<Front>);
+
+impl Observer {
+    /// Its activity now, with all clients; `None` once the server is gone.
+    pub fn look(&self) -> Option<Metrics> {
+        Some(self.0.upgrade()?.metrics())
+    }
+}
 
 impl Server {
     /// An observer of this server.
@@ -84,8 +95,8 @@ impl Front {
         std::iter::once(Arc::clone(&self.home)).chain(here).collect()
     }
 
-    /// See [`super::Observer::look`].
-    pub(super) fn metrics(&self) -> Metrics {
+    /// See [`Observer::look`].
+    fn metrics(&self) -> Metrics {
         let (engines, common) = (self.engines(), &self.common);
         let all: Vec<(&Arc<Inner>, &Arc<Export>)> = engines
             .iter()

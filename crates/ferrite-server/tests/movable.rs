@@ -1,7 +1,6 @@
 //! Volumes that servers hand to each other, as a server serves them.
 //!
-//! Protects: a client learns where the owner is; a session, its files and its locks continue when the volume comes back;
-//! no answer leaves after the right to answer has ended; the end of one volume closes no connection of another.
+//! Protects: a client learns where the owner is; a session continues when the volume comes back; no answer leaves after the right to answer has ended; the end of one volume closes no connection of another.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -116,7 +115,7 @@ fn no_answer_leaves_once_the_right_to_answer_has_ended() {
         moving.may_answer.store(true, Ordering::Release);
         waiting.join().unwrap().unwrap();
     });
-    // What was lost is not written to any more, and the next opening finds the session.
+    // A lost volume is not written to any more, and its next opening finds the session.
     let before = moving
         .volume
         .getxattr(SYSTEM, ROOT_INO, b"trusted.ferrite.server")

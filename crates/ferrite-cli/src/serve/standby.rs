@@ -6,7 +6,8 @@
 //! A pool is free when its owner has given it up, or when the owner's lease has ended by the database's clock. Servers
 //! that own pools already wait longer, so that the pools of a dead server spread over those that are left.
 //!
-//! Invariant: the service of a pool ends before the pool is closed, and the pool is closed before its lease is given up.
+//! Invariant: the service of a pool ends before the pool is closed, and the pool is closed before its lease is given
+//! up.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -34,7 +35,7 @@ const LEFT_TO_OTHERS: Duration = Duration::from_secs(3);
 /// How long to rest after an attempt that failed.
 const REST: Duration = Duration::from_secs(1);
 
-/// What all pools of this server share.
+/// The state that all pools of this server share.
 pub(super) struct Shared {
     ends: AtomicBool,
     /// Pools that this server owns.
@@ -268,7 +269,7 @@ impl Standby {
         }
     }
 
-    /// Opens the pool, and serves it. `None`: another server was faster, or has not let go of a device yet.
+    /// Opens the pool, and serves it. `None`: another server was faster, or still has a lock on a device.
     fn open(&self, movable: &Movable) -> Result<Option<Opened>, Failure> {
         let path = self.path.display();
         let volume = match self.candidacy.open() {

@@ -91,11 +91,11 @@ pub(super) fn create(config: &Config, force: bool) -> Result<()> {
 /// Takes the volume. Without an owner's name, it waits a little for an owner that is about to give it up.
 pub(super) fn open(config: &Config, named: Option<&Owner>) -> Result<Box<dyn MetaStore>> {
     let owner = named.cloned().unwrap_or_else(|| owner(None));
-    let patience = match named {
+    let wait = match named {
         Some(_) => Duration::ZERO,
         None => GIVEN_UP_WITHIN,
     };
-    let until = Instant::now() + patience;
+    let until = Instant::now() + wait;
     loop {
         let mut options = OwnedOptions::default();
         options.cache_bytes = usize::try_from(config.metadata.cache).unwrap_or(usize::MAX);

@@ -20,7 +20,7 @@ pub trait Ownership: Send + Sync {
     fn lost(&self) -> Option<String>;
 }
 
-/// Who owns a volume.
+/// The owner of a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tenancy {
     /// The number of the tenure; 0 before the first.
@@ -41,7 +41,7 @@ pub struct Tenancy {
 
 /// A server that may own a volume.
 pub trait Candidacy: Send + Sync {
-    /// Who owns the volume. Blocks for a bounded time.
+    /// The owner of the volume. Blocks for a bounded time.
     ///
     /// # Errors
     /// Those of the place where servers agree on that.

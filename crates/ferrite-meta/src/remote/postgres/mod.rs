@@ -1,7 +1,7 @@
 //! Shards in PostgreSQL.
 //!
-//! Contents: [`PostgresRemote`], over the tables of `sql`, by connections of `session`, which `tls` encrypts; the look of
-//! a server that stands by, in `tenancy`; `examination`, for administrators.
+//! Contents: [`PostgresRemote`], over the tables of `sql`, by connections of `session`, which `tls` encrypts; the look
+//! of a server that stands by, in `tenancy`; `examination`, for administrators.
 //!
 //! A commit counts as durable when the server says so without reservation: the session has `synchronous_commit` on, and
 //! the guard of each batch refuses a server without `fsync`. With `synchronous_standby_names`, that includes the

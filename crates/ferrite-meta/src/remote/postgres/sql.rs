@@ -98,27 +98,36 @@ impl Statements {
                 "UPDATE {schema}.owners SET asked_epoch = epoch, asked_to = $3::text \
                  WHERE shard = $1::bigint AND epoch = $2::bigint"
             ),
-            create: format!(
-                "CREATE SCHEMA {schema}; \
+            create: create(&schema),
+            remove: remove(volume, &schema),
+            schema,
+        }
+    }
+}
+
+/// Makes the tables.
+fn create(schema: &str) -> String {
+    format!(
+        "CREATE SCHEMA {schema}; \
                  CREATE TABLE {schema}.owners (shard bigint PRIMARY KEY, epoch bigint NOT NULL, seq bigint NOT NULL, \
                  owner text NOT NULL, address text NOT NULL, expires timestamptz NOT NULL, version int NOT NULL, \
                  asked_epoch bigint, asked_to text) \
                  WITH (fillfactor = 50); \
                  CREATE TABLE {schema}.pairs (shard bigint, key bytea, value bytea NOT NULL, PRIMARY KEY (shard, key));"
-            ),
-            // A schema that somebody else has filled stays, whatever its tables are called.
-            remove: format!(
-                "BEGIN; DO $$ BEGIN \
+    )
+}
+
+/// Removes them. A schema that somebody else has filled stays, whatever its tables are called.
+fn remove(volume: &str, schema: &str) -> String {
+    format!(
+        "BEGIN; DO $$ BEGIN \
                  IF EXISTS (SELECT FROM pg_namespace WHERE nspname = '{volume}') AND 6 <> \
                  (SELECT count(*) FROM information_schema.columns WHERE table_schema = '{volume}' \
                  AND (table_name::text, column_name::text) IN (('owners', 'epoch'), ('owners', 'seq'), \
                  ('owners', 'version'), ('pairs', 'shard'), ('pairs', 'key'), ('pairs', 'value'))) \
                  THEN RAISE EXCEPTION 'the schema holds something else than a volume'; END IF; END $$; \
                  DROP TABLE IF EXISTS {schema}.owners, {schema}.pairs; DROP SCHEMA IF EXISTS {schema}; COMMIT"
-            ),
-            schema,
-        }
-    }
+    )
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! Who owns a volume, as everybody sees it who may read the database.
+//! The owner of a volume, as everybody sees it who may read the database.
 //!
-//! Contents: [`Tenancy`], which a server that stands by looks at, and the request to hand a volume over. Neither is part
-//! of [`Remote`](super::super::Remote): safety needs only that a tenure is taken and ends.
+//! Contents: [`Tenancy`], which a server that stands by looks at, and the request to hand a volume over. Neither is
+//! part of [`Remote`](super::super::Remote): safety needs only that a tenure is taken and ends.
 //!
 //! A request names the epoch that it is to end, so it has no meaning for later owners.
 
@@ -12,7 +12,7 @@ use tokio_postgres::types::ToSql;
 use super::PostgresRemote;
 use crate::error::{Error, Result};
 
-/// Who owns a shard.
+/// The owner of a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tenancy {
@@ -31,7 +31,7 @@ pub struct Tenancy {
 }
 
 impl PostgresRemote {
-    /// Who owns a shard, by the database's clock.
+    /// The owner of a shard, by the database's clock.
     ///
     /// # Errors
     /// [`Error::Missing`] if there is no such shard; [`Error::Unreachable`]; others of the database.
