@@ -372,8 +372,8 @@ fn a_pool_survives_blows_to_its_owner() {
     assert!(ok(ferrite().args(["fsck", &group.pool()])).contains("sound"));
 }
 
-/// With the content in Ceph, a successor needs nothing of the machine of an owner that stands still: it puts that one on
-/// Ceph's blocklist.
+/// With the content in Ceph, a successor needs nothing of the machine of an owner that stands still: it puts that one
+/// on Ceph's blocklist.
 #[cfg(feature = "rados")]
 #[test]
 fn a_pool_in_ceph_survives_blows_to_its_owner() {

@@ -1,7 +1,7 @@
 //! The connections of a server, and the first message of each.
 //!
 //! Contents: [`Front`], which the threads of the reactor call; [`Peer`], a connection; how a Hello finds the engines
-//! that have its export; [`Common`], the state that all engines of a server share.
+//! that have its export.
 //!
 //! Invariants: a connection belongs to one session from its Hello on. No answer leaves after its engines have lost the
 //! right to answer: that is checked once the answer is made, before the connection sends it. No connection attaches to
@@ -12,34 +12,21 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ferrite_buffers::Pool;
 use ferrite_proto::{Head, ImmediateRequest, MAGIC, Promises, Reader, Request, ResumeToken, VERSION, Welcome};
-use ferrite_transport::reactor::{Close, Data, Link, Origin, Served, Service, Turns};
+use ferrite_transport::reactor::{Close, Data, Link, Origin, Served, Service};
 use ferrite_transport::secure::{AdmissionPolicy, KeyId};
 use ferrite_transport::send_queue::SendQueue;
 use ferrite_transport::source::Source;
 use ferrite_vfs::{FsError, Result};
 
 use super::Inner;
-use super::admission::{Account, Admission};
+use super::admission::Account;
+use super::common::Common;
 use super::export::{Export, ExportOptions};
 use super::meter::Received;
 use super::movable::{Found, Place};
-use super::options::ServerOptions;
-use super::pending::PendingConnections;
 use super::reply::put;
 use super::session::Session;
-
-/// The state that all engines of a server share.
-pub(super) struct Common {
-    pub(super) admission: Arc<Admission>,
-    pub(super) pending_connections: PendingConnections,
-    /// Memory for data in flight.
-    pub(super) pool: Pool,
-    /// How long the threads of the reactor work.
-    pub(super) turns: Arc<Turns>,
-    pub(super) options: ServerOptions,
-}
 
 /// The demands of all exports on clients.
 ///

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use ferrite_checks::ranked::Mutex;
 use ferrite_vfs::{FileSystem, FsError, Result};
 
+use super::common::Common;
 use super::export::{Export, ExportOptions};
-use super::front::Common;
 use super::{Inner, Opened, Running};
 use crate::lock_order;
 

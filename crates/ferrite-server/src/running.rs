@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 
 use ferrite_vfs::Result;
 
-use super::front::Common;
+use super::common::Common;
 use super::movable::MayAnswer;
 use super::{Inner, Opened, cannot_start};
 
 /// How long a stop waits for sessions to end whose clients have left: an engine may be stuck.
 const ENDS_WAIT: Duration = Duration::from_secs(10);
-/// How long the threads of the reactor may take to let go of closed connections.
+/// How long the threads of the reactor may take to drop closed connections.
 const CONNECTIONS_WAIT: Duration = Duration::from_secs(1);
 const CONNECTIONS_LOOK: Duration = Duration::from_millis(1);
 

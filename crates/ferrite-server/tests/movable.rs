@@ -1,6 +1,7 @@
 //! Volumes that servers hand to each other, as a server serves them.
 //!
-//! Protects: a client learns where the owner is; a session continues when the volume comes back; no answer leaves after the right to answer has ended; the end of one volume closes no connection of another.
+//! Protects: a client learns where the owner is; a session continues when the volume comes back; no answer leaves
+//! after the right to answer has ended; the end of one volume closes no connection of another.
 
 use std::net::TcpListener;
 use std::sync::Arc;

@@ -1,9 +1,12 @@
 //! Programs that run to their end, with a time limit, and the search for programs.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read, Seek};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -109,8 +112,16 @@ pub(crate) fn wait_until(limit: Duration, mut is_done: impl FnMut() -> bool) -> 
     }
 }
 
-/// A TCP port of loopback that was free a moment ago.
+/// A TCP port of loopback that was free a moment ago, and that this process has not given out before: servers take
+/// theirs only seconds later.
 pub(crate) fn free_port() -> Result<u16> {
-    let bound = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|socket| socket.local_addr());
-    Ok(bound.map_err(|error| Error::io("a port of 127.0.0.1", &error))?.port())
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        let bound = TcpListener::bind(("127.0.0.1", 0)).and_then(|socket| socket.local_addr());
+        let port = bound.map_err(|error| Error::io("a port of 127.0.0.1", &error))?.port();
+        if given.insert(port) {
+            return Ok(port);
+        }
+    }
 }

@@ -191,7 +191,9 @@ impl Server {
         // The children notice the end of the server within moments; this one releases its shared memory.
         let program = self.programs.join("postgres");
         let mut daemon = Daemon::start(self.user, "QUIT", &program, &arguments, self.log_path())?;
-        daemon.wait_ready(LIMIT, || self.sql("select 1").is_ok())?;
+        // By the socket in its own folder: another server may have got the port.
+        let socket = format!("host={folder} port={port} user={ROLE} dbname=postgres");
+        daemon.wait_ready(LIMIT, || self.psql(&socket, "select 1").is_ok())?;
         *process = Some(daemon);
         Ok(())
     }
