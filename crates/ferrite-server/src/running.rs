@@ -1,7 +1,7 @@
 //! Engines that are served together, from their start to their stop.
 //!
-//! Contents: [`Running`], with the thread that keeps house for them. A server has one for the engines that it has as long
-//! as it runs, and one for each movable volume that it owns now.
+//! Contents: [`Running`], with the thread that keeps house for them. A server has one for the engines that it has as
+//! long as it runs, and one for each movable volume that it owns now.
 //!
 //! Invariant: once a stop has returned, nothing here changes the state in the pool, which may be that of the next
 //! server.
