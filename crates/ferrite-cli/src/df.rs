@@ -23,7 +23,7 @@ pub(crate) struct Df {
 struct Row {
     pool: PathBuf,
     mounted_on: Option<PathBuf>,
-    /// `None` for a server's pool whose mount is dead: it cannot be queried.
+    /// `None` for a server's pool whose mount is dead, and one that a server elsewhere owns: it cannot be queried.
     #[serde(flatten)]
     space: Option<Space>,
     state: State,
@@ -48,6 +48,8 @@ enum State {
     Damaged,
     /// It became read-only because the medium failed.
     Failed,
+    /// A server elsewhere owns it, and knows how much space is left.
+    Elsewhere,
     /// It is mounted, but its daemon was killed.
     Dead,
     /// Its daemon does not answer us.
@@ -57,6 +59,7 @@ enum State {
 impl State {
     fn of(info: &VolumeInfo) -> State {
         match () {
+            () if info.in_use_by.is_some() => State::Elsewhere,
             () if info.failed.is_some() => State::Failed,
             () if !info.damage.is_empty() || info.findings_since_open > 0 => State::Damaged,
             () => State::Ok,
@@ -68,6 +71,7 @@ impl State {
             State::Ok => "ok",
             State::Damaged => "DAMAGED",
             State::Failed => "READ-ONLY",
+            State::Elsewhere => "elsewhere",
             State::Dead => "DEAD",
             State::Unknown => "?",
         }
@@ -161,7 +165,7 @@ fn row(address: &Address, mount: Option<MountPoint>) -> Result<Row, Failure> {
             .as_ref()
             .map_or_else(|| address.path().to_path_buf(), |mount| mount.pool.clone()),
         mounted_on: mount.map(|mount| mount.dir),
-        space: Some(Space {
+        space: info.in_use_by.is_none().then_some(Space {
             size_bytes: info.capacity_bytes,
             used_bytes: info.used_bytes,
             available_bytes: info.available_bytes,

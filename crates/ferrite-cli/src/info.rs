@@ -10,7 +10,8 @@ use super::{Failure, Outcome, say};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Queries the daemon of a mounted pool. Any other pool is read through a private copy: one that crashed is recovered in \
-memory, and nothing is written.")]
+memory, and nothing is written. A pool in a database that a server owns is looked at from outside: the server is named, \
+and space is not known.")]
 pub(crate) struct Info {
     /// Pool, or a directory where one is mounted
     #[arg(value_parser = address(), value_hint = clap::ValueHint::AnyPath)]
@@ -23,10 +24,16 @@ pub(crate) struct Info {
 /// Information about a pool, from its daemon or from the pool itself.
 pub(crate) fn gather(address: &Address) -> Result<VolumeInfo, Failure> {
     let target = Target::new(address);
-    match target.ask(&Request::Info)? {
-        Some(info) => Ok(info),
-        None => Ok(target.inspect()?.info()?),
+    if let Some(info) = target.ask(&Request::Info)? {
+        return Ok(info);
     }
+    #[cfg(feature = "nvme")]
+    if address.scheme() == "nvme"
+        && let Some(info) = super::nvme::look(target.pool())?
+    {
+        return Ok(info);
+    }
+    Ok(target.inspect()?.info()?)
 }
 
 impl Info {

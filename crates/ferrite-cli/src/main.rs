@@ -38,6 +38,7 @@ mod mr;
 mod nvme;
 mod opening;
 mod output;
+mod owned_metrics;
 mod pages;
 mod printable;
 mod progress;

@@ -8,11 +8,12 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use ferrite::volume::Volume;
 use ferrite_proto::{BoundFileInfo, Counted, OperationActivity, RdmaCounters, Request, SHORTEST_LOG2};
 use ferrite_server::{Metrics, Observer};
 use prometheus::TextEncoder;
@@ -53,7 +54,7 @@ impl Endpoint {
     }
 
     /// Begins to answer.
-    pub(crate) fn start(listener: TcpListener, observer: Observer) -> io::Result<Endpoint> {
+    pub(crate) fn start(listener: TcpListener, observer: Observer, volumes: Volumes) -> io::Result<Endpoint> {
         let address = listener.local_addr()?;
         let stop = Arc::new(AtomicBool::new(false));
         let began = SystemTime::now();
@@ -68,7 +69,7 @@ impl Endpoint {
                         }
                         match stream {
                             // The scraper disconnected or timed out; ignore it.
-                            Ok(stream) => drop(answer(stream, &observer, began)),
+                            Ok(stream) => drop(answer(stream, &observer, &volumes, began)),
                             // Out of descriptors, perhaps; do not retry at once.
                             Err(_) => std::thread::sleep(Duration::from_millis(100)),
                         }
@@ -96,7 +97,7 @@ impl Drop for Endpoint {
 }
 
 /// Serves one connection.
-fn answer(mut stream: TcpStream, observer: &Observer, began: SystemTime) -> io::Result<()> {
+fn answer(mut stream: TcpStream, observer: &Observer, volumes: &Volumes, began: SystemTime) -> io::Result<()> {
     let end = Instant::now() + TIMEOUT;
     let mut request = Vec::new();
     let mut piece = [0; 1024];
@@ -117,7 +118,7 @@ fn answer(mut stream: TcpStream, observer: &Observer, began: SystemTime) -> io::
     let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let path = target.split('?').next().unwrap_or_default();
     let (status, body) = match (method, path, observer.look()) {
-        ("GET" | "HEAD", PATH, Some(metrics)) => ("200 OK", text(&metrics, began)),
+        ("GET" | "HEAD", PATH, Some(metrics)) => ("200 OK", text(&metrics, volumes, began)),
         ("GET" | "HEAD", PATH, None) => ("503 Service Unavailable", "the server is ending\n".to_owned()),
         ("GET" | "HEAD", ..) => ("404 Not Found", format!("the metrics are at {PATH}\n")),
         _ => ("405 Method Not Allowed", "only GET is answered\n".to_owned()),
@@ -142,15 +143,38 @@ fn answer(mut stream: TcpStream, observer: &Observer, began: SystemTime) -> io::
     Ok(())
 }
 
+/// The volumes that a server has now. Those that servers hand to each other come and go.
+#[derive(Clone, Default)]
+pub(crate) struct Volumes(Arc<Mutex<Vec<Arc<dyn Volume>>>>);
+
+impl Volumes {
+    pub(crate) fn add(&self, volume: &Arc<dyn Volume>) {
+        self.list().push(Arc::clone(volume));
+    }
+
+    pub(crate) fn remove(&self, volume: &Arc<dyn Volume>) {
+        self.list().retain(|known| !Arc::ptr_eq(known, volume));
+    }
+
+    fn show(&self, look: impl FnOnce(&[Arc<dyn Volume>])) {
+        look(&self.list());
+    }
+
+    fn list(&self) -> MutexGuard<'_, Vec<Arc<dyn Volume>>> {
+        // A list is whole after each step.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// A family of metrics, which joins the others when this is dropped.
-struct Family<'f> {
+pub(crate) struct Family<'f> {
     families: &'f mut Vec<MetricFamily>,
     family: MetricFamily,
     kind: MetricType,
 }
 
 impl<'f> Family<'f> {
-    fn new(families: &'f mut Vec<MetricFamily>, name: &str, kind: MetricType, help: &str) -> Family<'f> {
+    pub(crate) fn new(families: &'f mut Vec<MetricFamily>, name: &str, kind: MetricType, help: &str) -> Family<'f> {
         let mut family = MetricFamily::default();
         family.set_name(name.to_owned());
         family.set_help(help.to_owned());
@@ -159,7 +183,7 @@ impl<'f> Family<'f> {
     }
 
     /// A value of a counter or a gauge.
-    fn value(&mut self, labels: &[(&str, &str)], value: f64) {
+    pub(crate) fn value(&mut self, labels: &[(&str, &str)], value: f64) {
         let kind = self.kind;
         let metric = self.metric(labels);
         if kind == MetricType::COUNTER {
@@ -208,7 +232,7 @@ impl Drop for Family<'_> {
 }
 
 /// The text for Prometheus.
-fn text(metrics: &Metrics, began: SystemTime) -> String {
+fn text(metrics: &Metrics, volumes: &Volumes, began: SystemTime) -> String {
     let mut families = Vec::new();
     let began = began.duration_since(UNIX_EPOCH).unwrap_or_default();
     let one =
@@ -265,6 +289,7 @@ fn text(metrics: &Metrics, began: SystemTime) -> String {
     clients(&mut families, metrics);
     operations(&mut families, metrics);
     rdma(&mut families, metrics);
+    volumes.show(|volumes| super::owned_metrics::add(&mut families, volumes));
     encoded(families)
 }
 

@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use ferrite::volume::{Volume, VolumeError, VolumeErrorKind};
+use ferrite::volume::{Volume, VolumeError, VolumeErrorKind, VolumeInfo};
 use ferrite_nvme::{Config, Finding, MakeOptions, NvmeVolume, Options, Report, Salvaged};
 use serde_json::json;
 
@@ -155,6 +155,34 @@ fn inspecting() -> Options {
     options
 }
 
+/// Options for a look at a pool that a server may own.
+fn looking() -> Options {
+    let mut options = inspecting();
+    options.look = true;
+    options
+}
+
+/// What a pool in a database says of itself, without owning it; `None` for one whose metadata is elsewhere.
+pub(crate) fn look(path: &Path) -> Result<Option<VolumeInfo>, Failure> {
+    match read(path) {
+        Ok(config) if config.metadata.postgres.is_some() => Ok(Some(NvmeVolume::open(path, looking())?.info()?)),
+        // Opening the pool reports a file that cannot be read.
+        _ => Ok(None),
+    }
+}
+
+/// The server that owns a pool whose metadata is in a database, and how long its lease lasts.
+fn owner_of(volume: &NvmeVolume) -> Option<String> {
+    let shard = volume.owned_by()?;
+    let owner = shard.owner.as_ref();
+    let (name, address) = owner.map_or(("a server", ""), |owner| (&owner.name, &owner.address));
+    let at = match address {
+        "" => String::new(),
+        address => format!(" ({address})"),
+    };
+    Some(format!("{name}{at}"))
+}
+
 /// Writes a copy of the metadata of a pool to a directory; returns how many keys it has.
 pub(crate) fn dump_metadata(volume: &dyn Volume, to: &Path) -> Result<u64, Failure> {
     match volume.as_any().downcast_ref::<NvmeVolume>() {
@@ -194,18 +222,36 @@ impl Checking<'_> {
                     None => Err(error.into()),
                 }
             }
-            checked => self.judge(checked?),
+            checked => match checked? {
+                (report, None) => self.judge(report),
+                (report, Some(owner)) => self.tell_of_owned(&report, &owner),
+            },
         }
     }
 
-    fn check(&self) -> Result<Report, VolumeError> {
-        let volume = NvmeVolume::open(self.path, inspecting())?;
+    /// The report, and the server that owns the pool. Content is left out then: that server changes it.
+    fn check(&self) -> Result<(Report, Option<String>), VolumeError> {
+        let volume = NvmeVolume::open(self.path, looking())?;
         let bar = Bar::new(self.json);
         let mut show = |done, total| bar.show("reading", done, total);
-        match self.data {
-            true => volume.check_with_data(&mut show),
-            false => volume.check(),
+        let owner = owner_of(&volume);
+        let report = match self.data && owner.is_none() {
+            true => volume.check_with_data(&mut show)?,
+            false => volume.check()?,
+        };
+        Ok((report, owner))
+    }
+
+    /// A pool that a server owns: it is checked as far as that is possible meanwhile, and never repaired.
+    fn tell_of_owned(&self, report: &Report, owner: &str) -> Outcome {
+        if self.repair || self.preen {
+            return Err(refuse(
+                self.path,
+                format!("{owner} owns this volume; end that server, and then repair it"),
+            ));
         }
+        self.tell_with(report, &[], &report.findings, Some(owner))?;
+        Ok(if report.findings.is_empty() { CLEAN } else { ERRORS_LEFT })
     }
 
     /// Damaged metadata: its readable part replaces it, and then the pool is checked and repaired.
@@ -261,6 +307,16 @@ impl Checking<'_> {
     }
 
     fn tell(&self, report: &Report, mended: &[Finding], left: &[Finding]) -> Result<(), Failure> {
+        self.tell_with(report, mended, left, None)
+    }
+
+    fn tell_with(
+        &self,
+        report: &Report,
+        mended: &[Finding],
+        left: &[Finding],
+        owner: Option<&str>,
+    ) -> Result<(), Failure> {
         if self.json {
             let what =
                 |finding: &Finding| json!({ "what": finding.what, "mend": finding.mend, "loses": finding.loses });
@@ -273,6 +329,8 @@ impl Checking<'_> {
                 "mended": mended.iter().map(what).collect::<Vec<_>>(),
                 "findings": left.iter().map(what).collect::<Vec<_>>(),
                 "more": report.more,
+                "in_use_by": owner,
+                "is_changing": report.is_changing,
             });
             say(text);
             return Ok(());
@@ -288,6 +346,7 @@ impl Checking<'_> {
         }
         let state = match (mended.len(), left.len()) {
             (0, 0) => "sound".to_string(),
+            (0, count) if owner.is_some() => format!("{count} errors; end its owner, and repair it then"),
             (count, 0) => format!("sound after {count} repairs"),
             (0, count) => format!(
                 "{count} errors; `ferrite fsck --repair nvme:{}` mends those that can be mended",
@@ -295,6 +354,16 @@ impl Checking<'_> {
             ),
             (count, more) => format!("{count} repairs, {more} errors LEFT"),
         };
+        if let Some(owner) = owner {
+            let how = match report.is_changing {
+                true => "it was checked while it changes: an error is listed if it stayed over several checks",
+                false => "it did not change during the check",
+            };
+            say(format!(
+                "nvme:{}: in use by {owner}; {how}; content is not checked",
+                self.path.display()
+            ));
+        }
         say(format!(
             "nvme:{}: {state}; {} inodes ({} without a name), {} names, {} blobs",
             self.path.display(),

@@ -1,6 +1,8 @@
 //! Pools whose metadata is in PostgreSQL: made, mounted, looked at and mended by the program, killed and taken over by
 //! another process, and refused where the database would not do.
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -64,8 +66,8 @@ impl Pool {
 
     /// Ends the process that serves the mount without a word.
     fn kill(&self) {
-        let refused = fails(ferrite().args(["fsck", "-n", &self.address()]), 8);
-        let (_, rest) = refused.split_once("process ").expect(&refused);
+        let seen = ok(ferrite().args(["fsck", "-n", &self.address()]));
+        let (_, rest) = seen.split_once("process ").expect(&seen);
         let process: String = rest.chars().take_while(char::is_ascii_digit).collect();
         ok(Command::new("kill").args(["-9", &process]));
         umount(&self.path("mnt"));
@@ -112,6 +114,123 @@ fn a_pool_is_made_used_and_looked_at_like_any_other() {
     // All of it is in the database.
     let keys = pool.database.sql("select count(*) > 10 from home.pairs").unwrap();
     assert_eq!(keys, "t\n");
+}
+
+#[test]
+fn a_pool_in_use_is_looked_at_from_outside_and_its_owner_does_not_notice() {
+    let Some(pool) = Pool::new() else { return };
+    if !has_fuse() {
+        return;
+    }
+    let address = pool.address();
+    // Another machine has a file of its own that describes the same pool, and no way to the daemon.
+    std::fs::copy(pool.path("pool.toml"), pool.path("elsewhere.toml")).unwrap();
+    let elsewhere = format!("nvme:{}", pool.path("elsewhere.toml").display());
+    let unowned = ok(ferrite().args(["info", &elsewhere]));
+    assert!(unowned.contains("none; 2 openings so far"), "{unowned}");
+    pool.mount(&[]);
+    sh(
+        &pool.path("mnt"),
+        "mkdir d; for i in $(seq 50); do echo $i > d/$i; done; sync",
+    );
+    let epoch = || pool.database.sql("select epoch from home.owners").unwrap();
+    let before = epoch();
+    for address in [&address, &elsewhere] {
+        let info = ok(ferrite().args(["info", address]));
+        assert!(info.contains("process ") && info.contains("s more unless"), "{info}");
+    }
+    let here: serde_json::Value = serde_json::from_str(&ok(ferrite().args(["info", "--json", &address]))).unwrap();
+    assert!(here["ownership"]["here"]["commits"].as_u64().unwrap() >= 50, "{here}");
+    let there: serde_json::Value = serde_json::from_str(&ok(ferrite().args(["info", "--json", &elsewhere]))).unwrap();
+    assert_eq!(there["ownership"]["epoch"], here["ownership"]["epoch"]);
+    assert_eq!(there["ownership"]["here"], serde_json::Value::Null);
+    assert!(
+        there["ownership"]["lease_left_ms"].as_u64().unwrap() <= 1000 * LEASE_S,
+        "{there}"
+    );
+    let df = ok(ferrite().args(["df", &elsewhere]));
+    assert!(df.contains("elsewhere") && df.contains(" - "), "{df}");
+    for name in [&address, &elsewhere] {
+        let checked = ok(ferrite().args(["fsck", "-n", name]));
+        assert!(
+            checked.contains("in use by") && checked.contains("sound; 52 inodes"),
+            "{checked}"
+        );
+    }
+    let refused = fails(ferrite().args(["fsck", "--repair", &elsewhere]), 8);
+    assert!(refused.contains("owns this volume"), "{refused}");
+    assert_eq!(epoch(), before, "a look took the pool");
+    // A look at a changing pool names nothing that is merely newer.
+    let mut busy = Command::new("sh")
+        .args(["-c", "while :; do mkdir x x/y; mv x z; rmdir z/y z; done"])
+        .current_dir(pool.path("mnt"))
+        .spawn()
+        .unwrap();
+    for _ in 0..5 {
+        let checked = ok(ferrite().args(["fsck", "-n", &elsewhere]));
+        assert!(checked.contains("sound"), "{checked}");
+    }
+    busy.kill().unwrap();
+    busy.wait().unwrap();
+    // Damage is named while the pool is in use.
+    let node = "select key from home.pairs where get_byte(key, 0) = 78 order by key desc limit 1";
+    pool.database
+        .sql(&format!("delete from home.pairs where key = ({node})"))
+        .unwrap();
+    let found = fails(ferrite().args(["fsck", "-n", &elsewhere]), 4);
+    assert!(!found.contains("sound"), "{found}");
+    ok(ferrite().arg("umount").arg(pool.path("mnt")));
+}
+
+#[test]
+fn a_server_reports_its_pools_in_a_database_to_prometheus() {
+    let Some(pool) = Pool::new() else { return };
+    let mut server = ferrite()
+        .args([
+            "serve",
+            &pool.address(),
+            "--listen",
+            "tcp://127.0.0.1:0",
+            "--metrics",
+            "127.0.0.1:0",
+        ])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(server.stdout.take().unwrap());
+    let place = loop {
+        let mut line = String::new();
+        assert!(said.read_line(&mut line).unwrap() > 0, "the server says of no metrics");
+        if let Some(place) = line.trim().strip_prefix("metrics at http://") {
+            break place.strip_suffix("/metrics").unwrap().to_owned();
+        }
+    };
+    let mut stream = TcpStream::connect(place).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let value = |name: &str| -> f64 {
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("{name}{{pool=")))
+            .expect(name);
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    assert_eq!(value("ferrite_metadata_epoch"), 3.0);
+    assert!(value("ferrite_metadata_batches_total") >= 1.0);
+    assert!(value("ferrite_metadata_commits_total") >= value("ferrite_metadata_batches_total"));
+    let (all, longest) = (
+        "ferrite_metadata_commit_seconds_total",
+        "ferrite_metadata_longest_commit_seconds",
+    );
+    assert!(value(all) >= value(longest) && value(longest) > 0.0);
+    let left = value("ferrite_metadata_lease_left_seconds");
+    assert!(left > 0.0 && left <= LEASE_S as f64, "{left}");
+    assert_eq!(value("ferrite_metadata_renewals_failed_total"), 0.0);
+    assert!(value("ferrite_metadata_cache_bytes") <= value("ferrite_metadata_cache_limit_bytes"));
+    assert!(!text.contains("user=") && !text.contains("dbname"), "{text}");
+    ok(Command::new("kill").arg(server.id().to_string()));
+    server.wait().unwrap();
 }
 
 #[test]

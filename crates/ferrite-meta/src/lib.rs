@@ -7,6 +7,7 @@
 //! | `memory`, `overlay`, `locks` | [`MemoryStore`], for tests and for engines that need no persistence |
 //! | `remote` | the trait [`Remote`]: a database elsewhere, whose shards have one owner at a time |
 //! | `owned` | [`Owned`], a store over any `Remote`, in the process that owns a shard of it |
+//! | `viewed` | [`Viewed`], a store that reads a shard of any `Remote` without owning it |
 //! | `rocks` | `RocksStore`, with the cargo feature `rocksdb` |
 //! | `rocksdb` | RocksDB's transactions on a directory or on files behind a trait; the border to C++ |
 //! | `close_mark`, `log_check`, `shelf` | telling damage of RocksDB's logs from the torn tail of a crash |
@@ -39,6 +40,7 @@ mod salvage;
 #[cfg(feature = "rocksdb")]
 mod shelf;
 mod store;
+mod viewed;
 
 #[cfg(feature = "rocksdb")]
 pub use backend::{BlobError, Blobs, MemoryBlobs};
@@ -47,7 +49,7 @@ pub use memory::MemoryStore;
 pub use owned::{MonotonicClock, Owned, OwnedOptions, OwnedStatus, answers_until};
 pub use remote::{
     Applied, Batch, BatchLimits, Fault, FaultPlan, FaultyRemote, MemoryRemote, Owner, Page, Pair, Remote, RemoteCall,
-    ShardRow, Tenure, Values,
+    ShardRow, ShardStatus, Tally, Tenure, Values,
 };
 #[cfg(feature = "postgres")]
 pub use remote::{PostgresOptions, PostgresRemote, ServerState, Tenancy, VolumeState};
@@ -56,3 +58,4 @@ pub use rocks::{Backend, Options, RocksStore};
 #[cfg(feature = "rocksdb")]
 pub use salvage::{Fix, Salvaged, dump};
 pub use store::{Lock, MetaStore, Statistics, Transaction, Visit};
+pub use viewed::Viewed;

@@ -449,6 +449,7 @@ impl MetaStore for RocksStore {
             log_bytes: counted.log_bytes,
             log_syncs: counted.log_syncs,
             stall_us: counted.stall_us,
+            ..Statistics::default()
         }
     }
 }

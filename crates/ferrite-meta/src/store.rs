@@ -47,6 +47,8 @@
 use std::ops::ControlFlow;
 
 use crate::error::Result;
+use crate::owned::OwnedStatus;
+use crate::remote::ShardStatus;
 
 /// How a key is locked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -114,7 +116,16 @@ pub trait MetaStore: Send + Sync {
         true
     }
 
-    /// Its counters, as far as it has any.
+    /// How many pairs of `from..to` are committed, and the bytes of their values, if the store can tell that without
+    /// handing the pairs over; else `None`. Asked while nobody changes the range.
+    ///
+    /// # Errors
+    /// Errors of the place.
+    fn tally(&self, _from: &[u8], _to: &[u8]) -> Result<Option<(u64, u64)>> {
+        Ok(None)
+    }
+
+    /// Its counters, as far as it has any. A store in a database that it does not own asks for its owner.
     fn statistics(&self) -> Statistics {
         Statistics::default()
     }
@@ -170,7 +181,7 @@ pub trait Transaction {
 }
 
 /// Counters of a store. A counter that it does not keep is 0.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Keys, estimated.
     pub keys_estimated: u64,
@@ -192,4 +203,8 @@ pub struct Statistics {
     pub log_syncs: u64,
     /// Microseconds in which changes had to wait for background work.
     pub stall_us: u64,
+    /// Who owns the volume, for stores that lie in a database.
+    pub shard: Option<ShardStatus>,
+    /// What the owner has done, if this store is the owner's.
+    pub owned: Option<OwnedStatus>,
 }

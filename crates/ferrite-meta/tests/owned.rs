@@ -16,7 +16,7 @@ use std::time::Duration;
 use ferrite_checks::fault_injection;
 use ferrite_measure::Rng;
 use ferrite_meta::{
-    Error, Fault, FaultyRemote, Lock, MemoryRemote, MetaStore, Owned, OwnedOptions, Remote, RemoteCall,
+    Error, Fault, FaultyRemote, Lock, MemoryRemote, MetaStore, Owned, OwnedOptions, Remote, RemoteCall, Viewed,
 };
 use remote::{SHARD, conforms, owner};
 
@@ -486,4 +486,67 @@ fn the_mistakes_are_found() {
         println!("{bug:?}: found with seed {found:?}");
         assert!(found.is_some(), "{bug:?} was not noticed");
     }
+}
+
+#[test]
+fn a_look_reads_what_an_owner_has_without_disturbing_it_and_follows_the_next_owner() {
+    let database = Arc::new(MemoryRemote::with_manual_clock());
+    let time = Time::default();
+    let store = Owned::open(Arc::clone(&database), SHARD, &owner("a"), time.options(1 << 20)).unwrap();
+    for number in 0..1000u64 {
+        put(&store, &number.to_be_bytes(), b"v").unwrap();
+    }
+    let look = Viewed::open(Arc::clone(&database), SHARD).unwrap();
+    assert_eq!(pairs(&look).unwrap(), pairs(&store).unwrap());
+    assert_eq!(look.get(&7u64.to_be_bytes()).unwrap().as_deref(), Some(&b"v"[..]));
+    let seen = look.statistics().shard.unwrap();
+    assert_eq!((seen.owner, seen.seq), (Some(owner("a")), store.status().seq));
+    assert!(look.statistics().owned.is_none());
+    // It changes nothing, and the owner works on.
+    let mut txn = look.begin();
+    txn.put(b"k", b"v").unwrap();
+    assert!(matches!(txn.commit(), Err(Error::Invalid(_))));
+    assert_eq!(store.get(b"k").unwrap(), None);
+    put(&store, b"k", b"new").unwrap();
+    assert_eq!(look.get(b"k").unwrap().as_deref(), Some(&b"new"[..]));
+    // Another server takes over.
+    drop(store);
+    let next = Owned::open(Arc::clone(&database), SHARD, &owner("b"), time.options(1 << 20)).unwrap();
+    put(&next, b"k", b"newer").unwrap();
+    assert_eq!(look.get(b"k").unwrap().as_deref(), Some(&b"newer"[..]));
+    assert_eq!(look.statistics().shard.unwrap().owner, Some(owner("b")));
+}
+
+#[test]
+fn an_owner_reports_its_lease_batches_and_failed_renewals() {
+    let database = Arc::new(MemoryRemote::with_manual_clock());
+    let time = Time::default();
+    let is_away = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let away = Arc::clone(&is_away);
+    let plan = Box::new(move |call| match (call, away.load(Ordering::SeqCst)) {
+        (RemoteCall::Renew, true) => Fault::Unreachable,
+        _ => Fault::Nothing,
+    });
+    let remote = FaultyRemote::new(Arc::clone(&database), plan);
+    let store = Owned::open(remote, SHARD, &owner("a"), time.options(1 << 20)).unwrap();
+    put(&store, b"k", b"v").unwrap();
+    store.get(b"k").unwrap();
+    let statistics = store.statistics();
+    let (shard, owned) = (statistics.shard.unwrap(), statistics.owned.unwrap());
+    assert_eq!(
+        (shard.owner, shard.seq, shard.epoch),
+        (Some(owner("a")), 1, owned.epoch)
+    );
+    assert_eq!(shard.lease_left, TTL - TTL / 10);
+    assert_eq!((owned.commits, owned.batches, owned.renewals_failed), (1, 1, 0));
+    assert!(owned.commit_us_max <= owned.commit_us && owned.cache_bytes_max == 1 << 20);
+    is_away.store(true, Ordering::SeqCst);
+    assert!(store.renew().is_err() && store.renew().is_err());
+    assert_eq!(store.statistics().owned.unwrap().renewals_failed, 2);
+    // It counts pairs where they are.
+    put(&store, b"l", b"four").unwrap();
+    assert_eq!(store.tally(b"k", b"z").unwrap(), Some((2, 5)));
+    // An owner whose lease has ended counts nothing.
+    time.advance(TTL);
+    assert!(matches!(store.tally(b"k", b"z"), Err(Error::Expired(_))));
 }

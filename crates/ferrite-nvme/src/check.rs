@@ -5,6 +5,7 @@
 //!
 //! Invariant: it changes nothing. Each finding says what a repair can do about it, and `repair` does it.
 
+mod changing;
 mod nodes;
 mod small;
 
@@ -124,6 +125,8 @@ pub struct Report {
     pub pages: u64,
     /// How many of the findings are damaged content.
     pub data_findings: u64,
+    /// Another server changed the pool meanwhile: the findings are those that every one of several checks had.
+    pub is_changing: bool,
 }
 
 impl Mend {
@@ -340,10 +343,13 @@ impl Core {
     fn read_stores(&self, report: &mut Report, seen: &mut Seen) -> Result<()> {
         for number in 0..self.content.stores() {
             if self.content.space(number).is_err() {
-                report.found(
-                    format!("data store {number} is not available; its files were not checked"),
-                    None,
-                );
+                // A look does not open the content of a pool that a server owns.
+                if !self.looks {
+                    report.found(
+                        format!("data store {number} is not available; its files were not checked"),
+                        None,
+                    );
+                }
                 seen.missing.insert(number);
                 continue;
             }

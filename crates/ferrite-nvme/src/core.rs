@@ -76,6 +76,8 @@ pub(crate) struct Core {
     /// Inodes whose blobs may know more, but could not be read.
     pub(crate) behind: Mutex<lock_order::Behind, HashSet<Ino>>,
     pub(crate) is_read_only: bool,
+    /// It looks at a pool that another server may own.
+    pub(crate) looks: bool,
     pub(crate) is_closed: AtomicBool,
     /// Why changes have stopped.
     pub(crate) failed: Mutex<lock_order::Failure, Option<String>>,

@@ -20,6 +20,8 @@ use crate::refusal::{Result, invalid, medium, refuse};
 
 /// How long a killed process may take to release its locks.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
+/// How long a child of this process may take to become another program.
+const CHILD_BECOMES_ANOTHER: Duration = Duration::from_millis(200);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// Which other processes may have the pool open.
@@ -52,8 +54,11 @@ fn lock(path: &Path, file: &File, share: Share) -> Result<()> {
     let start = Instant::now();
     while rustix::fs::flock(file, wanted).is_err() {
         let process = holder::of_lock(file);
-        // A killed process keeps its locks while the kernel tears it down.
-        if start.elapsed() < ENDS_WITHIN && process.is_none_or(holder::is_exiting) {
+        // A killed process keeps its locks while the kernel tears it down. A child of this process has them, too, until
+        // it has become another program.
+        let waited = start.elapsed();
+        let is_ours = process == Some(std::process::id());
+        if waited < ENDS_WITHIN && process.is_none_or(holder::is_exiting) || is_ours && waited < CHILD_BECOMES_ANOTHER {
             std::thread::sleep(LOOK_EVERY);
             continue;
         }

@@ -10,8 +10,9 @@
 //! (what all operations share: steps, tokens, numbers); `inode_ref`, `detached`, `reclaim`, `small` (content without a
 //! blob), `rights`; `names` (edges, creating, removing, renaming), `attr`, `data` (damaged content), `content` (open
 //! files); `check`, `repair`, `adopt` (blobs without a name); `fs` (the trait); `open` (making, opening, recovery);
-//! `refusal`, `config`, `description`, `backend`, `ceph`, `pool`, `volume` (pools of real parts), `examination` (their
-//! servers), `candidate` (servers that hand a pool to each other), `salvage` (metadata that cannot be read as a whole).
+//! `refusal`, `config`, `description`, `backend`, `ceph`, `pool`, `ownership_info`, `volume` (pools of real parts),
+//! `examination` (their servers), `candidate` (servers that hand a pool to each other), `salvage` (metadata that cannot
+//! be read as a whole).
 //!
 //! *Architecture invariant:* an operation takes its locks in the order that `lock_order` lists. The transaction's own
 //! locks on places of names, by key, come between directories and inodes; those on nodes, by key, come last: then it
@@ -57,6 +58,8 @@ mod open;
 mod owner;
 mod ownership;
 #[cfg(feature = "rocksdb")]
+mod ownership_info;
+#[cfg(feature = "rocksdb")]
 mod pool;
 mod reclaim;
 #[cfg(feature = "rocksdb")]
@@ -65,6 +68,8 @@ mod repair;
 mod rights;
 #[cfg(feature = "rocksdb")]
 mod salvage;
+#[cfg(all(test, feature = "postgres"))]
+mod scale_tests;
 mod small;
 mod table;
 mod transfer;
@@ -82,7 +87,7 @@ pub use config::{Config, Data, DataPlace, Metadata, Rados, ReactorConfig};
 pub use examination::{PoolCheck, Verdict, examine};
 pub use ferrite_blob::device::block_device_of;
 #[cfg(feature = "rocksdb")]
-pub use ferrite_meta::Salvaged;
+pub use ferrite_meta::{OwnedStatus, Salvaged, ShardStatus, Statistics};
 pub use fs::NvmeFs;
 pub use open::{Options, assemble, assemble_with, format, format_with};
 pub use ownership::Answering;

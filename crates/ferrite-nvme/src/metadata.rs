@@ -97,6 +97,8 @@ pub(crate) enum Opening {
     New,
     Use,
     Inspect,
+    /// As `Inspect`, but a database is read without owning the pool, which another server may have.
+    Look,
     /// Damage of the device's blobs is mended first.
     Mend,
 }
@@ -104,7 +106,7 @@ pub(crate) enum Opening {
 fn rocksdb(config: &Config, reactor: &Arc<Reactor>, opening: Opening) -> Result<RocksStore> {
     let options = ferrite_meta::Options {
         create: opening == Opening::New,
-        read_only: opening == Opening::Inspect,
+        read_only: matches!(opening, Opening::Inspect | Opening::Look),
         block_cache_bytes: config.metadata.cache as usize,
         ..ferrite_meta::Options::default()
     };
@@ -118,7 +120,11 @@ pub(crate) fn backend(config: &Config, reactor: &Arc<Reactor>, opening: Opening)
         (None, None) => return Err(by_its_own_tools(config)),
         (None, Some(directory)) => Backend::Directory(directory.clone()),
         (Some(path), _) => {
-            let device = device(&as_data(path), reactor, opening == Opening::Inspect)?;
+            let device = device(
+                &as_data(path),
+                reactor,
+                matches!(opening, Opening::Inspect | Opening::Look),
+            )?;
             let found = BlobStore::identify(&device).map_err(of_store)?;
             if found.is_none_or(|found| found.index != METADATA_INDEX) {
                 let text = format!(
@@ -133,7 +139,7 @@ pub(crate) fn backend(config: &Config, reactor: &Arc<Reactor>, opening: Opening)
                 tracing::warn!(%error, "the file of the metadata is sparse, and its file system has no space for it");
             }
             let blobs = match opening {
-                Opening::Inspect => MetaBlobs::inspect(Box::new(device)),
+                Opening::Inspect | Opening::Look => MetaBlobs::inspect(Box::new(device)),
                 Opening::New | Opening::Use => MetaBlobs::open(Box::new(device)),
                 Opening::Mend => MetaBlobs::mend(Box::new(device)),
             };
@@ -187,6 +193,7 @@ pub(crate) fn open_as(
     owner: Option<&Owner>,
 ) -> Result<Box<dyn MetaStore>> {
     match config.metadata.postgres {
+        Some(_) if opening == Opening::Look => database::view(config),
         Some(_) => database::open(config, owner),
         None => Ok(Box::new(rocksdb(config, reactor, opening)?)),
     }
@@ -213,6 +220,10 @@ mod database {
     }
 
     pub(super) fn open(config: &Config, _owner: Option<&Owner>) -> Result<Box<dyn MetaStore>> {
+        absent(config)
+    }
+
+    pub(super) fn view(config: &Config) -> Result<Box<dyn MetaStore>> {
         absent(config)
     }
 }

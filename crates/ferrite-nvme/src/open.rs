@@ -51,6 +51,9 @@ pub struct Options {
     pub read_only: bool,
     /// With `read_only`: open it although it needs recovery. Sizes of files that were open may be older ones.
     pub inspect: bool,
+    /// With `inspect`: do not own a pool whose metadata is in a database. If a server owns it, what is read may change
+    /// meanwhile, and its content is not opened.
+    pub look: bool,
     /// Keep the files that were open without a name when the pool's last user ended, until
     /// [`ferrite_vfs::FileSystem::drop_orphans`].
     pub keep_orphans: bool,
@@ -74,6 +77,7 @@ impl Default for Options {
         Options {
             read_only: false,
             inspect: false,
+            look: false,
             keep_orphans: false,
             clock: Box::new(system_clock),
             small_bytes_max: SMALL_BYTES_MAX,
@@ -216,6 +220,7 @@ pub fn assemble_with(meta: Box<dyn MetaStore>, content: Box<dyn ContentStore>, o
         now: AtomicU64::new(0),
         behind: Mutex::default(),
         is_read_only: options.read_only,
+        looks: options.look,
         is_closed: AtomicBool::new(false),
         failed: Mutex::new(None),
         pool: Mutex::new(record),
@@ -332,7 +337,19 @@ impl Core {
     }
 
     /// Counts inodes, and content beside them.
+    ///
+    /// A database counts where the pairs are. Nothing else changes them meanwhile: the opening has not ended yet.
     pub(crate) fn count_inodes(&self) -> Result<()> {
+        let tally = |kind| {
+            let (from, to) = key::all_of(kind);
+            self.meta.tally(&from, &to)
+        };
+        if let (Some((inodes, _)), Some((files, bytes))) = (tally(b'N')?, tally(b'S')?) {
+            self.inodes.store(inodes, Ordering::Relaxed);
+            self.small_files.store(files, Ordering::Relaxed);
+            self.small_bytes.store(bytes, Ordering::Relaxed);
+            return Ok(());
+        }
         let mut inodes = 0;
         self.small_files.store(0, Ordering::Relaxed);
         self.small_bytes.store(0, Ordering::Relaxed);

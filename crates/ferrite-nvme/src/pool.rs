@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use ferrite_blob::device::uring::{Reactor, Uring};
 use ferrite_blob::{BlobStore, FormatOptions, Identity};
+use ferrite_meta::ShardStatus;
 use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
 
 use crate::ceph;
@@ -46,6 +47,8 @@ pub(crate) struct Parts {
     /// Its content in Ceph, if it is there.
     pub(crate) ceph: Option<ceph::Content>,
     pub(crate) config: Config,
+    /// For a look: the server that owned the pool when it was opened.
+    pub(crate) owned_by: Option<ShardStatus>,
     /// Locked as long as the pool is open.
     _description: Description,
 }
@@ -248,9 +251,10 @@ fn too_few(path: &Path, has: usize, named: usize) -> VolumeError {
 /// # Errors
 /// Parts that are missing, in use, another pool's or in another's place; damage; errors of the media.
 pub(crate) fn open(path: &Path, options: Options) -> Result<Parts> {
-    let opening = match options.read_only {
-        true => Opening::Inspect,
-        false => Opening::Use,
+    let opening = match (options.read_only, options.look) {
+        (true, true) => Opening::Look,
+        (true, false) => Opening::Inspect,
+        (false, _) => Opening::Use,
     };
     let mut description = Description::open(path, Share::Inspect)?;
     let mut config = description.config()?;
@@ -267,6 +271,7 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Parts> {
             stores: Vec::new(),
             ceph: Some(content),
             config,
+            owned_by: None,
             _description: description,
         });
     }
@@ -277,8 +282,17 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Parts> {
     if named < has {
         return Err(too_few(path, has, named));
     }
+    let owned_by = match opening {
+        Opening::Look => store.statistics().shard.filter(ShardStatus::is_owned),
+        _ => None,
+    };
     let mut stores = Vec::new();
     for (index, data) in config.devices().iter().enumerate() {
+        if owned_by.is_some() {
+            // The owner changes it, and may have it locked.
+            stores.push(None);
+            continue;
+        }
         match data_store(data, &reactor, record.uuid, index, options.read_only) {
             Ok(store) => stores.push(Some(store)),
             Err(error) if index < has && config.degraded && *error.kind() != VolumeErrorKind::Foreign => {
@@ -299,6 +313,7 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Parts> {
         stores,
         ceph: None,
         config,
+        owned_by,
         _description: description,
     })
 }

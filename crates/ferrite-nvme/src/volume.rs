@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use ferrite_meta::{ShardStatus, Statistics};
 use ferrite_vfs::volume::{
     DumpedPiece, InfoLine, Ownership, Progress, ScrubReport, Volume, VolumeError, VolumeErrorKind, VolumeInfo,
     human_bytes,
@@ -18,6 +19,7 @@ use crate::format::node::Content;
 use crate::metadata::of_meta;
 use crate::open::Options;
 use crate::ownership::Answering;
+use crate::ownership_info;
 use crate::pool::{self, Parts};
 use crate::refusal::refuse;
 use crate::{Repaired, Report};
@@ -53,11 +55,30 @@ impl NvmeVolume {
         })
     }
 
-    /// Checks every structure against every other. The pool should be idle.
+    /// The server that owned the pool when it was opened with [`Options::look`].
+    pub fn owned_by(&self) -> Option<&ShardStatus> {
+        self.parts.owned_by.as_ref()
+    }
+
+    /// Counters of its metadata store.
+    pub fn metadata_statistics(&self) -> Statistics {
+        self.parts.fs.0.meta.statistics()
+    }
+
+    /// The file that describes it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Checks every structure against every other. The pool should be idle. One that was opened with [`Options::look`]
+    /// may be in use elsewhere: then findings are those that stay, and content is not checked.
     ///
     /// # Errors
     /// Errors of the stores.
     pub fn check(&self) -> Result<Report, VolumeError> {
+        if self.parts.fs.0.looks && self.parts.config.metadata.postgres.is_some() {
+            return self.parts.fs.0.check_while_it_changes().map_err(failed);
+        }
         self.parts.fs.check().map_err(failed)
     }
 
@@ -111,6 +132,11 @@ impl NvmeVolume {
     fn info_of_devices(&self, lines: &mut Vec<InfoLine>) -> Vec<serde_json::Value> {
         let mut devices = Vec::new();
         for (name, store) in self.stores() {
+            if self.parts.owned_by.is_some() {
+                lines.push(line("data device", format!("{name}: the pool's owner has it")));
+                devices.push(serde_json::json!({ "device": name, "available": null }));
+                continue;
+            }
             let Some(store) = store else {
                 lines.push(line("data device", format!("{name}: not available, its files fail")));
                 devices.push(serde_json::json!({ "device": name, "available": false }));
@@ -186,8 +212,7 @@ fn info_of_ceph(parts: &Parts, lines: &mut Vec<InfoLine>) -> Option<serde_json::
 }
 
 /// The lines on the metadata store.
-fn info_of_metadata(core: &Core) -> [InfoLine; 2] {
-    let statistics = core.meta.statistics();
+fn info_of_metadata(statistics: &Statistics) -> [InfoLine; 2] {
     let keys = format!(
         "about {} keys, {} stored, {} in memory",
         statistics.keys_estimated,
@@ -241,7 +266,10 @@ impl Volume for NvmeVolume {
             Some(_) => (place.clone(), "PostgreSQL"),
             None => (format!("RocksDB in {place}"), "RocksDB"),
         };
-        let space_text = format!("{} free of {}", human_bytes(free_bytes), human_bytes(capacity_bytes));
+        let space_text = match self.parts.owned_by {
+            Some(_) => "known to its owner".to_owned(),
+            None => format!("{} free of {}", human_bytes(free_bytes), human_bytes(capacity_bytes)),
+        };
         let checksums = if self.has_data_checksums() { "yes" } else { "no" };
         let mut lines = vec![
             line("pool", self.path.display().to_string()),
@@ -255,7 +283,9 @@ impl Volume for NvmeVolume {
             line("openings", record.epoch.to_string()),
         ];
         let (devices, ceph) = (self.info_of_devices(&mut lines), info_of_ceph(&self.parts, &mut lines));
-        lines.extend(info_of_metadata(core));
+        let statistics = core.meta.statistics();
+        lines.extend(info_of_metadata(&statistics));
+        lines.extend(ownership_info::lines(&statistics));
         let failed = core.failed.lock().clone();
         if let Some(why) = &failed {
             lines.push(line("failed", why.clone()));
@@ -275,6 +305,7 @@ impl Volume for NvmeVolume {
             "devices": devices,
             "ceph": ceph,
             "failed": failed,
+            "ownership": ownership_info::json(&statistics),
         });
         Ok(VolumeInfo {
             engine: SCHEME.to_owned(),
@@ -288,6 +319,7 @@ impl Volume for NvmeVolume {
             inodes_free: space.inodes_free,
             failed,
             damage: self.damage(),
+            in_use_by: self.parts.owned_by.as_ref().map(ownership_info::owner_in_words),
             lines,
             json: json.to_string(),
             ..VolumeInfo::default()
@@ -295,6 +327,9 @@ impl Volume for NvmeVolume {
     }
 
     fn damage(&self) -> Vec<String> {
+        if self.parts.owned_by.is_some() {
+            return Vec::new();
+        }
         let stores = self.stores();
         let of_store = |(name, store): &(String, Option<ferrite_blob::BlobStore>)| match store {
             Some(store) => store.damage().iter().map(|what| format!("{name}: {what}")).collect(),

@@ -15,7 +15,9 @@ use std::time::Duration;
 
 use ferrite_blob::device::{Device, Log, Logged, Memory, Recorder, lose_power};
 use ferrite_blob::{BlobStore, FormatOptions};
-use ferrite_meta::{Applied, Batch, MemoryRemote, MetaStore, Owned, OwnedOptions, Owner, Page, Remote, Tenure, Values};
+use ferrite_meta::{
+    Applied, Batch, MemoryRemote, MetaStore, Owned, OwnedOptions, Owner, Page, Remote, ShardStatus, Tenure, Values,
+};
 use ferrite_nvme::{NvmeFs, Options};
 use ferrite_testkit::apply::{Runner, Stamp};
 use ferrite_testkit::generate::{OpGenerator, Profile};
@@ -90,6 +92,10 @@ impl Remote for RecordedRemote {
 
     fn scan(&self, tenure: &Tenure, from: &[u8], to: &[u8], limit: usize) -> ferrite_meta::Result<Page> {
         self.database.scan(tenure, from, to, limit)
+    }
+
+    fn status(&self, shard: u64) -> ferrite_meta::Result<ShardStatus> {
+        self.database.status(shard)
     }
 }
 

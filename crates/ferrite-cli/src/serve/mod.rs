@@ -27,7 +27,7 @@ use ferrite_server::{ExportOptions, FabricOptions, Server, ServerOptions};
 use ferrite_vfs::FileSystem;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::metrics::Endpoint;
+use super::metrics::{Endpoint, Volumes};
 use super::target::local_address;
 use super::{FAILED, Failure, Outcome, USAGE, complain, opening, say};
 use plan::{Export, Listen, Plan, Pool, Problem};
@@ -227,7 +227,8 @@ fn serve(plan: Plan) -> Outcome {
     // Before opening anything, so that a signal from now on ends it cleanly.
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let reached_at = plan.advertise.unwrap_or_else(|| reached_at_by_default(&listeners));
-    let pools = Pools::open(plan.pools, &addresses, &reached_at)?;
+    let measured = Volumes::default();
+    let pools = Pools::open(plan.pools, &addresses, &reached_at, &measured)?;
     let (volumes, mut said) = (pools.volumes, pools.said);
     if let Some(fabric) = &mut fabric {
         fabric.busy_poll = fabric.busy_poll.max(plan.options.busy_poll);
@@ -255,7 +256,7 @@ fn serve(plan: Plan) -> Outcome {
         end_standbys(standbys);
         return Err(failure);
     }
-    let metrics = metrics.map(|listener| Endpoint::start(listener, server.observer()));
+    let metrics = metrics.map(|listener| Endpoint::start(listener, server.observer(), measured));
     let metrics = metrics.transpose()?;
     said.into_iter().for_each(|line| say(format_args!("{line}")));
     if let Some(metrics) = &metrics {
@@ -321,14 +322,14 @@ struct Pools {
 }
 
 impl Pools {
-    fn open(planned: Vec<Pool>, addresses: &[String], reached_at: &str) -> Result<Pools, Failure> {
+    fn open(planned: Vec<Pool>, addresses: &[String], reached_at: &str, measured: &Volumes) -> Result<Pools, Failure> {
         let mut pools = Pools {
             volumes: Vec::new(),
             standbys: Vec::new(),
             engines: Vec::new(),
             said: Vec::new(),
         };
-        let shared = standby::Shared::new();
+        let shared = standby::Shared::new(measured);
         for pool in planned {
             let path = pool.address.path().display();
             let lines = pool.exports.iter().flat_map(|export| {
@@ -342,7 +343,7 @@ impl Pools {
                     pools.standbys.push((standby, exports.collect()));
                 }
                 None => {
-                    pools.open_own(pool)?;
+                    pools.open_own(pool, measured)?;
                     pools.said.extend(lines);
                 }
             }
@@ -351,7 +352,7 @@ impl Pools {
     }
 
     /// Opens a pool of this machine.
-    fn open_own(&mut self, pool: Pool) -> Result<(), Failure> {
+    fn open_own(&mut self, pool: Pool, measured: &Volumes) -> Result<(), Failure> {
         let path = pool.address.path().display();
         let volume = opening::volume(&pool.address, &pool.options.keep_orphans(true))?;
         for warning in volume.warnings() {
@@ -368,6 +369,7 @@ impl Pools {
                 .map_err(|why| Failure::new(FAILED, format!("{path}: {why}")))?;
         }
         self.engines.push((volume.fs(), exports));
+        measured.add(&volume);
         self.volumes.push(volume);
         Ok(())
     }

@@ -20,6 +20,7 @@ use ferrite_server::Movable;
 
 use super::check;
 use super::plan::Pool;
+use crate::metrics::Volumes;
 use crate::{FAILED, Failure, about, complain, say};
 
 /// Between looks at a pool that another server owns.
@@ -41,14 +42,17 @@ pub(super) struct Shared {
     /// Pools that this server owns.
     owned: AtomicUsize,
     since: Instant,
+    /// All volumes of this server, for its metrics.
+    volumes: Volumes,
 }
 
 impl Shared {
-    pub(super) fn new() -> Arc<Shared> {
+    pub(super) fn new(volumes: &Volumes) -> Arc<Shared> {
         Arc::new(Shared {
             ends: AtomicBool::new(false),
             owned: AtomicUsize::new(0),
             since: Instant::now(),
+            volumes: volumes.clone(),
         })
     }
 }
@@ -62,6 +66,7 @@ struct Opened {
 impl Opened {
     fn new(volume: Arc<dyn Volume>, shared: &Arc<Shared>) -> Opened {
         shared.owned.fetch_add(1, Ordering::Relaxed);
+        shared.volumes.add(&volume);
         Opened {
             volume,
             shared: Arc::clone(shared),
@@ -71,6 +76,7 @@ impl Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
+        self.shared.volumes.remove(&self.volume);
         self.shared.owned.fetch_sub(1, Ordering::Relaxed);
     }
 }

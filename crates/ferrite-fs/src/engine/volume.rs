@@ -53,6 +53,7 @@ impl Volume for Engine {
             durability: info.durability,
             failed: info.failed,
             damage: info.damage,
+            in_use_by: None,
         })
     }
 

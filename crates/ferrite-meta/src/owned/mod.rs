@@ -38,7 +38,7 @@ use crate::error::{Error, Result};
 use crate::lock_order;
 use crate::locks::Locks;
 use crate::overlay::{Base, Changes, Overlay};
-use crate::remote::{Owner, Remote, Tenure};
+use crate::remote::{Owner, Remote, ShardStatus, Tenure};
 use crate::store::{MetaStore, Statistics, Transaction, Visit};
 use cache::Run;
 use committer::{Committer, Member, batch_of};
@@ -50,6 +50,8 @@ use renewer::Renewer;
 const READ_AROUND: usize = 64;
 /// The first part of a scan, and the largest.
 const SCAN_PAIRS: (usize, usize) = (256, 4096);
+/// Pairs that the database counts in one request: some tenths of a second.
+const TALLY_PAIRS: usize = 250_000;
 
 /// How a shard is owned.
 #[non_exhaustive]
@@ -106,12 +108,18 @@ pub struct OwnedStatus {
     pub batches: u64,
     /// Microseconds that batches took, in all.
     pub commit_us: u64,
+    /// Microseconds that the slowest batch took.
+    pub commit_us_max: u64,
+    /// Renewals of the lease that failed.
+    pub renewals_failed: u64,
     /// Reads that the cache answered.
     pub hits: u64,
     /// Reads that asked the database.
     pub misses: u64,
     /// Bytes of the cache.
     pub cache_bytes: u64,
+    /// Bytes that the cache may have.
+    pub cache_bytes_max: u64,
 }
 
 #[derive(Default)]
@@ -119,6 +127,7 @@ struct Counters {
     commits: AtomicU64,
     batches: AtomicU64,
     commit_us: AtomicU64,
+    commit_us_max: AtomicU64,
     hits: AtomicU64,
     misses: AtomicU64,
 }
@@ -132,8 +141,10 @@ impl Counters {
 /// The part of a store that its threads share.
 struct Shared<R> {
     remote: R,
+    owner: Owner,
     tenure: Tenure,
     lease: Lease,
+    renewals_failed: AtomicU64,
     /// Why every call fails.
     dead: Mutex<lock_order::Failure, Option<Error>>,
 }
@@ -149,6 +160,7 @@ impl<R: Remote> Shared<R> {
                 Ok(())
             }
             Err(error) => {
+                Counters::add(&self.renewals_failed, 1);
                 self.lease.failed(&error);
                 Err(self.stopped_by(error))
             }
@@ -178,6 +190,7 @@ pub struct Owned<R: Remote> {
     committer: Committer,
     locks: Locks,
     counters: Counters,
+    cache_bytes_max: usize,
     commit_timeout: Duration,
     retry_after: Duration,
     renewer: Option<Renewer>,
@@ -197,8 +210,10 @@ impl<R: Remote + 'static> Owned<R> {
         let known = Known::new(options.cache_bytes, tenure.seq);
         let shared = Arc::new(Shared {
             remote,
+            owner: owner.clone(),
             tenure,
             lease,
+            renewals_failed: AtomicU64::new(0),
             dead: Mutex::default(),
         });
         let renewer = match options.renews {
@@ -211,6 +226,7 @@ impl<R: Remote + 'static> Owned<R> {
             committer: Committer::default(),
             locks: Locks::new(options.lock_timeout),
             counters: Counters::default(),
+            cache_bytes_max: options.cache_bytes,
             commit_timeout: options.commit_timeout,
             retry_after: options.retry_after,
             renewer,
@@ -243,9 +259,12 @@ impl<R: Remote> Owned<R> {
             commits: read(&self.counters.commits),
             batches: read(&self.counters.batches),
             commit_us: read(&self.counters.commit_us),
+            commit_us_max: read(&self.counters.commit_us_max),
+            renewals_failed: read(&self.shared.renewals_failed),
             hits: read(&self.counters.hits),
             misses: read(&self.counters.misses),
             cache_bytes: cache_bytes as u64,
+            cache_bytes_max: self.cache_bytes_max as u64,
         }
     }
 
@@ -325,7 +344,9 @@ impl<R: Remote> Owned<R> {
         outcome.map_err(|error| self.shared.stopped_by(error))?;
         Counters::add(&self.counters.batches, 1);
         Counters::add(&self.counters.commits, members.len() as u64);
-        Counters::add(&self.counters.commit_us, start.elapsed().as_micros() as u64);
+        let took_us = start.elapsed().as_micros() as u64;
+        Counters::add(&self.counters.commit_us, took_us);
+        self.counters.commit_us_max.fetch_max(took_us, Ordering::Relaxed);
         self.known.applied(seq, members.iter().map(|member| &member.changes));
         Ok(())
     }
@@ -418,6 +439,26 @@ impl<R: Remote> MetaStore for Owned<R> {
         self.known.know_empty(from, to);
     }
 
+    /// In parts, so that each request ends in bounded time.
+    fn tally(&self, from: &[u8], to: &[u8]) -> Result<Option<(u64, u64)>> {
+        self.shared.check_alive()?;
+        let (mut from, wanted) = (Some(from.to_vec()), self.known.seq());
+        let (mut keys, mut bytes) = (0, 0);
+        while let Some(at) = from {
+            let part = self.shared.remote.tally(&self.shared.tenure, &at, to, TALLY_PAIRS);
+            let part = part.map_err(|error| self.shared.stopped_by(error))?;
+            if part.seq < wanted {
+                let error = Error::WentBack { has: part.seq, wanted };
+                return Err(self.shared.stopped_by(error));
+            }
+            keys += part.keys;
+            bytes += part.value_bytes;
+            from = part.next;
+        }
+        self.may_answer()?;
+        Ok(Some((keys, bytes)))
+    }
+
     fn statistics(&self) -> Statistics {
         let status = self.status();
         Statistics {
@@ -425,6 +466,13 @@ impl<R: Remote> MetaStore for Owned<R> {
             cache_hits: status.hits,
             cache_misses: status.misses,
             log_syncs: status.batches,
+            shard: Some(ShardStatus {
+                owner: Some(self.shared.owner.clone()),
+                epoch: status.epoch,
+                seq: status.seq,
+                lease_left: status.lease_left,
+            }),
+            owned: Some(status),
             ..Statistics::default()
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ferrite_checks::ranked::Mutex;
 
-use super::{Applied, Batch, BatchLimits, Owner, Page, Remote, Tenure, Values};
+use super::{Applied, Batch, BatchLimits, Owner, Page, Remote, ShardStatus, Tally, Tenure, Values};
 use crate::error::{Error, Result};
 use crate::lock_order;
 
@@ -185,6 +185,14 @@ impl<R: Remote> Remote for FaultyRemote<R> {
 
     fn scan(&self, tenure: &Tenure, from: &[u8], to: &[u8], limit: usize) -> Result<Page> {
         self.plain(RemoteCall::Read, || self.inner.scan(tenure, from, to, limit))
+    }
+
+    fn status(&self, shard: u64) -> Result<ShardStatus> {
+        self.plain(RemoteCall::Read, || self.inner.status(shard))
+    }
+
+    fn tally(&self, tenure: &Tenure, from: &[u8], to: &[u8], limit: usize) -> Result<Tally> {
+        self.plain(RemoteCall::Read, || self.inner.tally(tenure, from, to, limit))
     }
 
     fn limits(&self) -> BatchLimits {

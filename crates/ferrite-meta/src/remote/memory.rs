@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_checks::ranked::Mutex;
 
-use super::{Applied, Batch, Owner, Page, Remote, ShardRow, Tenure, Values};
+use super::{Applied, Batch, Owner, Page, Remote, ShardRow, ShardStatus, Tenure, Values};
 use crate::error::{Error, Result};
 use crate::lock_order;
 
@@ -171,6 +171,17 @@ impl Remote for MemoryRemote {
                 next: rest.next().map(|(key, _)| key),
                 seq: shard.row.seq,
             })
+        })
+    }
+
+    fn status(&self, number: u64) -> Result<ShardStatus> {
+        let mut shards = self.shards.lock();
+        let shard = shards.entry(number).or_default();
+        Ok(ShardStatus {
+            owner: shard.owner.clone(),
+            epoch: shard.row.epoch,
+            seq: shard.row.seq,
+            lease_left: shard.row.expires.saturating_sub(self.now()),
         })
     }
 }

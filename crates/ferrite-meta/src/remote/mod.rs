@@ -1,9 +1,10 @@
 //! Ordered keys in a database elsewhere, each shard of which one server at a time may change.
 //!
-//! Contents: the trait [`Remote`], with five calls that any transactional database can offer; [`Tenure`], the right to
-//! change a shard; [`ShardRow`], the rules of a shard's row; [`MemoryRemote`] and [`FaultyRemote`] for tests;
+//! Contents: the trait [`Remote`], with five calls that any transactional database can offer, a look at a shard's row
+//! and a count of pairs; [`Tenure`], the right to change a shard; [`ShardRow`], the rules of a shard's row; [`MemoryRemote`] and [`FaultyRemote`] for tests;
 //! `PostgresRemote`, with the cargo feature `postgres`.
-//! [`Owned`](crate::Owned) makes a [`MetaStore`](crate::MetaStore) of one.
+//! [`Owned`](crate::Owned) makes a [`MetaStore`](crate::MetaStore) of one, [`Viewed`](crate::Viewed) one that only reads.
+//! A reader without a tenure passes the epoch that the row has.
 //!
 //! # What a database must hold
 //!
@@ -101,6 +102,39 @@ pub struct Page {
     pub seq: u64,
 }
 
+/// Who owns a shard, as its row says. By the database's clock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShardStatus {
+    /// The last server that took it; `None` if none ever did.
+    pub owner: Option<Owner>,
+    /// That of its tenure.
+    pub epoch: u64,
+    /// The last batch that was applied.
+    pub seq: u64,
+    /// For how long its tenure still runs, unless it is renewed. Zero: another server may take the shard.
+    pub lease_left: Duration,
+}
+
+impl ShardStatus {
+    /// Whether a server's tenure runs.
+    pub fn is_owned(&self) -> bool {
+        !self.lease_left.is_zero()
+    }
+}
+
+/// How many pairs a part of a range has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tally {
+    /// Pairs.
+    pub keys: u64,
+    /// Bytes of their values.
+    pub value_bytes: u64,
+    /// Where the next part begins; without it, the range ends here.
+    pub next: Option<Vec<u8>>,
+    /// The last batch that the state has.
+    pub seq: u64,
+}
+
 /// How large a batch may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchLimits {
@@ -150,6 +184,28 @@ pub trait Remote: Send + Sync {
     /// As for [`Self::get_many`].
     fn scan(&self, tenure: &Tenure, from: &[u8], to: &[u8], limit: usize) -> Result<Page>;
 
+    /// Who owns a shard. Changes nothing, and needs no tenure.
+    ///
+    /// # Errors
+    /// [`Error::Missing`](crate::Error::Missing), [`Error::Unreachable`](crate::Error::Unreachable); others of the
+    /// database.
+    fn status(&self, shard: u64) -> Result<ShardStatus>;
+
+    /// Counts the first pairs of `from..to`, at most `limit` (at least 1), as of one moment. A database that can count
+    /// without sending the pairs does so.
+    ///
+    /// # Errors
+    /// As for [`Self::get_many`].
+    fn tally(&self, tenure: &Tenure, from: &[u8], to: &[u8], limit: usize) -> Result<Tally> {
+        let page = self.scan(tenure, from, to, limit)?;
+        Ok(Tally {
+            keys: page.pairs.len() as u64,
+            value_bytes: page.pairs.iter().map(|(_, value)| value.len() as u64).sum(),
+            next: page.next,
+            seq: page.seq,
+        })
+    }
+
     /// How large a batch may be.
     fn limits(&self) -> BatchLimits {
         BatchLimits {
@@ -178,6 +234,14 @@ impl<R: Remote + ?Sized> Remote for std::sync::Arc<R> {
 
     fn scan(&self, tenure: &Tenure, from: &[u8], to: &[u8], limit: usize) -> Result<Page> {
         (**self).scan(tenure, from, to, limit)
+    }
+
+    fn status(&self, shard: u64) -> Result<ShardStatus> {
+        (**self).status(shard)
+    }
+
+    fn tally(&self, tenure: &Tenure, from: &[u8], to: &[u8], limit: usize) -> Result<Tally> {
+        (**self).tally(tenure, from, to, limit)
     }
 
     fn limits(&self) -> BatchLimits {

@@ -44,6 +44,11 @@ pub(crate) fn conforms<R: Remote>(make: impl Fn() -> R) {
         ("pages come in the order of bytes", pages_come_in_the_order_of_bytes),
         ("values and keys are any bytes", values_and_keys_are_any_bytes),
         ("what is given up can be taken", what_is_given_up_can_be_taken),
+        (
+            "a look tells who owns it and changes nothing",
+            a_look_tells_who_owns_it_and_changes_nothing,
+        ),
+        ("pairs are counted in parts", pairs_are_counted_in_parts),
     ] {
         println!("{name}");
         case(&make());
@@ -193,4 +198,52 @@ fn what_is_given_up_can_be_taken(remote: &impl Remote) {
     let second = remote.take(SHARD, &owner("b"), 100 * TTL).unwrap();
     assert_eq!((second.epoch, second.seq), (first.epoch + 1, 1));
     assert!(matches!(remote.renew(&first, TTL), Err(Error::Lost { .. })));
+}
+
+fn a_look_tells_who_owns_it_and_changes_nothing(remote: &impl Remote) {
+    let fresh = remote.status(SHARD).unwrap();
+    assert_eq!((fresh.owner.clone(), fresh.seq), (None, 0));
+    assert!(!fresh.is_owned());
+    let tenure = remote.take(SHARD, &owner("a"), 100 * TTL).unwrap();
+    remote.apply(&tenure, 1, &puts(&[(b"k", b"v")])).unwrap();
+    for _ in 0..3 {
+        let seen = remote.status(SHARD).unwrap();
+        assert_eq!(seen.owner, Some(owner("a")));
+        assert_eq!((seen.epoch, seen.seq), (tenure.epoch, 1));
+        assert!(seen.lease_left > 98 * TTL && seen.lease_left <= 100 * TTL, "{seen:?}");
+    }
+    remote.renew(&tenure, Duration::ZERO).unwrap();
+    assert!(!remote.status(SHARD).unwrap().is_owned());
+    // The looks took nothing.
+    assert_eq!(remote.take(SHARD, &owner("b"), TTL).unwrap().epoch, tenure.epoch + 1);
+}
+
+fn pairs_are_counted_in_parts(remote: &impl Remote) {
+    let tenure = remote.take(SHARD, &owner("a"), 100 * TTL).unwrap();
+    let pairs: [(&[u8], &[u8]); 5] = [
+        (b"a", b"1"),
+        (b"b", b""),
+        (b"b\x00", b"333"),
+        (b"c", b"22"),
+        (b"d", b"x"),
+    ];
+    remote.apply(&tenure, 1, &puts(&pairs)).unwrap();
+    for limit in 1..7 {
+        let (mut keys, mut bytes, mut from) = (0, 0, Some(b"a".to_vec()));
+        while let Some(at) = from {
+            let part = remote.tally(&tenure, &at, b"d", limit).unwrap();
+            assert!(part.keys <= limit as u64 && part.seq == 1, "{part:?}");
+            keys += part.keys;
+            bytes += part.value_bytes;
+            from = part.next;
+        }
+        assert_eq!((keys, bytes), (4, 6), "in parts of {limit}");
+    }
+    assert_eq!(remote.tally(&tenure, b"x", b"y", 9).unwrap().keys, 0);
+    let next = remote.take(SHARD, &owner("a"), TTL).unwrap_or_else(|_| {
+        remote.renew(&tenure, Duration::ZERO).unwrap();
+        remote.take(SHARD, &owner("b"), TTL).unwrap()
+    });
+    let lost = remote.tally(&tenure, b"a", b"d", 9).unwrap_err();
+    assert_eq!(lost, Error::Lost { epoch: next.epoch });
 }

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ferrite_meta::{MetaStore, Owned, OwnedOptions, Owner, PostgresOptions, PostgresRemote, Remote};
+use ferrite_meta::{MetaStore, Owned, OwnedOptions, Owner, PostgresOptions, PostgresRemote, Remote, Viewed};
 use ferrite_vfs::volume::VolumeErrorKind;
 
 use super::of_meta;
@@ -86,6 +86,14 @@ pub(super) fn create(config: &Config, force: bool) -> Result<()> {
         }
         made => made.map_err(failed),
     }
+}
+
+/// Reads the volume, whoever owns it, and changes nothing.
+pub(super) fn view(config: &Config) -> Result<Box<dyn MetaStore>> {
+    let viewed = Viewed::open(remote(config)?, SHARD);
+    Ok(Box::new(
+        viewed.map_err(|error| of_meta(&config.metadata_place(), &error))?,
+    ))
 }
 
 /// Takes the volume. Without an owner's name, it waits a little for an owner that is about to give it up.

@@ -105,6 +105,9 @@ pub struct VolumeInfo {
     pub failed: Option<String>,
     /// See [`Volume::damage`].
     pub damage: Vec<String>,
+    /// The server that owns it, if this is a look from elsewhere. Its space is not known then.
+    #[serde(default)]
+    pub in_use_by: Option<String>,
     /// How often damage was met since it was opened.
     pub findings_since_open: u64,
     /// All of it and the details of this engine, for people, in the order to show it.

@@ -31,7 +31,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 pub use examination::{ServerState, VolumeState};
 
-use super::{Applied, Batch, Owner, Page, Remote, Tenure, Values};
+use super::{Applied, Batch, Owner, Page, Remote, ShardStatus, Tally, Tenure, Values};
 use crate::error::{Error, Result};
 use crate::lock_order;
 use session::{Failure, Prepared, Session};
@@ -505,11 +505,42 @@ impl Remote for PostgresRemote {
         };
         Ok(Page { pairs, next, seq })
     }
+
+    fn status(&self, shard: u64) -> Result<ShardStatus> {
+        let row = self.row(shard)?;
+        let owner = Owner {
+            name: row.owner,
+            address: row.address,
+        };
+        Ok(ShardStatus {
+            owner: (!owner.name.is_empty()).then_some(owner),
+            epoch: row.epoch,
+            seq: row.seq,
+            lease_left: row.left,
+        })
+    }
+
+    fn tally(&self, tenure: &Tenure, from: &[u8], to: &[u8], limit: usize) -> Result<Tally> {
+        let (shard, limit) = (tenure.shard as i64, i64::try_from(limit.max(1)).unwrap_or(i64::MAX));
+        let rows = self.read(|ready| {
+            ready
+                .session
+                .query(&ready.prepared.tally, &[&shard, &from, &to, &limit])
+        })?;
+        let (row, seq) = self.first_of(tenure, &rows)?;
+        let word = |index| row.try_get::<_, i64>(index).map_err(|error| self.unreadable(&error));
+        Ok(Tally {
+            keys: word(2)? as u64,
+            value_bytes: word(3)? as u64,
+            next: row.try_get(4).map_err(|error| self.unreadable(&error))?,
+            seq,
+        })
+    }
 }
 
 impl PostgresRemote {
-    /// The pairs in rows of a read, and the batch that they have.
-    fn pairs_of(&self, tenure: &Tenure, rows: &[Row]) -> Result<(Vec<super::Pair>, u64)> {
+    /// The first row of a read, and the batch that it has.
+    fn first_of<'r>(&self, tenure: &Tenure, rows: &'r [Row]) -> Result<(&'r Row, u64)> {
         let Some(first) = rows.first() else {
             return Err(Error::Missing(format!(
                 "{}: it has no shard {}",
@@ -521,6 +552,12 @@ impl PostgresRemote {
         if epoch != tenure.epoch {
             return Err(Error::Lost { epoch });
         }
+        Ok((first, seq))
+    }
+
+    /// The pairs in rows of a read, and the batch that they have.
+    fn pairs_of(&self, tenure: &Tenure, rows: &[Row]) -> Result<(Vec<super::Pair>, u64)> {
+        let (_, seq) = self.first_of(tenure, rows)?;
         let mut pairs = Vec::with_capacity(rows.len());
         for row in rows {
             let pair = row

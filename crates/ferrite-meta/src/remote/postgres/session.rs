@@ -59,6 +59,7 @@ pub(super) struct Prepared {
     pub(super) scan: Statement,
     pub(super) tenancy: Statement,
     pub(super) ask: Statement,
+    pub(super) tally: Statement,
 }
 
 /// See the head of this module.
@@ -209,6 +210,7 @@ impl Session {
                 scan: client.prepare(&all.scan).await?,
                 tenancy: client.prepare(&all.tenancy).await?,
                 ask: client.prepare(&all.ask).await?,
+                tally: client.prepare(&all.tally).await?,
             })
         };
         self.line.run(call)
