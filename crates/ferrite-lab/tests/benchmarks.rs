@@ -129,6 +129,46 @@ fn a_benchmark_of_devices_has_its_rows() {
     assert!(!left.contains("ferrite-bench-"), "{left}");
 }
 
+/// Every row is there and described, and the two sides are what they are said to be; nothing is left behind.
+#[cfg(feature = "nvme")]
+#[test]
+fn a_benchmark_of_metadata_in_postgres_has_its_rows() {
+    let documented = std::fs::read_to_string(DOCUMENTED).unwrap();
+    let bench = lab()
+        .args(["bench", "cluster", "--quick", "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let left = format!("/dev/shm/ferrite-bench-{}", bench.id());
+    let output = bench.wait_with_output().unwrap();
+    if common::text(&output).contains("is not installed") {
+        println!("skipped: {}", common::text(&output));
+        return;
+    }
+    assert!(output.status.success(), "{}", common::text(&output));
+    assert!(!Path::new(&left).exists(), "{left}");
+    let out = String::from_utf8(output.stdout).unwrap();
+    let mut ratios = std::collections::BTreeMap::new();
+    for row in out.lines() {
+        let row: serde_json::Value = serde_json::from_str(row).unwrap();
+        if row["against"] != "RocksDB" {
+            continue;
+        }
+        let (ratio, ours) = (row["ratio"].as_f64().unwrap(), row["median_ns"].as_f64().unwrap());
+        assert!(ratio.is_finite() && ratio > 0.0 && ours > 0.0, "{row}");
+        let (name, contents) = (row["name"].as_str().unwrap(), row["contents"].as_str().unwrap());
+        assert!(documented.contains(name), "{row} is not described");
+        assert!(contents.starts_with("goal"), "{row}");
+        assert!(ratios.insert(name.to_owned(), ratio).is_none(), "{row}: twice");
+    }
+    assert_eq!(ratios.len(), 12, "{ratios:?}");
+    // A commit sends messages to another process, which takes longer than a write of RocksDB's log in memory; a lookup
+    // that did so would take a hundred times as long.
+    assert!(ratios["cluster_create"] > 1.0, "{ratios:?}");
+    assert!(ratios["cluster_stat"] < 10.0, "{ratios:?}");
+}
+
 /// Every row is there and described.
 #[cfg(feature = "rdma")]
 #[test]

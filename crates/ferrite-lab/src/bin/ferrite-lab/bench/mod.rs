@@ -4,6 +4,8 @@
 //! that other load on the machine affects both; the ratio is the median of the rounds' ratios. Counts come from the
 //! engine.
 
+#[cfg(feature = "nvme")]
+mod cluster;
 mod contest;
 mod disk;
 mod explain;
@@ -51,12 +53,14 @@ Groups:
             against nfs-ganesha over ext4 (needs root, nfs-ganesha-vfs, libnfs-dev, rpcbind, gcc)
   nvme      a pool on devices: against io_uring, transactions of RocksDB, and ext4 (root, for loop
             devices; else in files)
+  cluster   a pool with its metadata in a temporary PostgreSQL: against the same engine over RocksDB
+            (needs postgresql-15)
 
 A ratio is Ferrite's time divided by the peer's: below 1 is faster. Times vary with the load of the machine; ratios and \
 counts vary much less.")]
 pub(crate) struct Bench {
     /// Group to run [default: all]
-    #[arg(value_parser = ["core", "threads", "hdpm", "mixes", "mapping", "recovery", "mount", "disk", "net", "nvme", "mr"])]
+    #[arg(value_parser = PossibleValuesParser::new(groups().map(|(group, _)| group)))]
     group: Option<String>,
     /// Run only the benchmark with this name
     #[arg(long, value_name = "NAME")]
@@ -84,7 +88,7 @@ fn mapping_parser() -> impl TypedValueParser<Value = Mapping> {
 }
 
 /// All groups, and the names of their rows.
-fn groups() -> [(&'static str, Vec<&'static str>); 11] {
+fn groups() -> [(&'static str, Vec<&'static str>); 12] {
     [
         ("core", operations::NAMES.to_vec()),
         ("threads", vec![threads::NAME]),
@@ -99,6 +103,10 @@ fn groups() -> [(&'static str, Vec<&'static str>); 11] {
         ("nvme", nvme::NAMES.to_vec()),
         #[cfg(not(feature = "nvme"))]
         ("nvme", Vec::new()),
+        #[cfg(feature = "nvme")]
+        ("cluster", cluster::NAMES.to_vec()),
+        #[cfg(not(feature = "nvme"))]
+        ("cluster", Vec::new()),
         #[cfg(feature = "rdma")]
         ("mr", mr::NAMES.to_vec()),
         #[cfg(not(feature = "rdma"))]
@@ -242,6 +250,20 @@ impl Bench {
         if wanted("nvme") {
             #[cfg(feature = "nvme")]
             nvme::run(effort, &mut out)?;
+            #[cfg(not(feature = "nvme"))]
+            if self.group.is_some() {
+                let text = "this program was built without pools on devices; build it with `--features nvme`";
+                return Err(Failure::new(USAGE, text));
+            }
+        }
+        if wanted("cluster") {
+            #[cfg(feature = "nvme")]
+            match cluster::run(effort, &mut out) {
+                Err(failure) if self.group.is_none() => {
+                    complain(format_args!("ferrite: cluster group left out: {}", failure.message));
+                }
+                other => other?,
+            }
             #[cfg(not(feature = "nvme"))]
             if self.group.is_some() {
                 let text = "this program was built without pools on devices; build it with `--features nvme`";

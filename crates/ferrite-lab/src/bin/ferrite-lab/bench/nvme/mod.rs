@@ -290,7 +290,10 @@ fn each(count: u64, mut one: impl FnMut() -> Result<(), Failure>) -> Result<(), 
 
 /// Runs threads with a thing each, and returns when all have ended. A single one runs on the caller's thread, as the
 /// peer does: a fresh thread waits up to twice as long for a device here.
-fn in_threads<T: Send>(things: Vec<T>, work: impl Fn(usize, T) -> Result<(), Failure> + Sync) -> Result<(), Failure> {
+pub(super) fn in_threads<T: Send>(
+    things: Vec<T>,
+    work: impl Fn(usize, T) -> Result<(), Failure> + Sync,
+) -> Result<(), Failure> {
     if things.len() == 1 {
         return things.into_iter().try_for_each(|thing| work(0, thing));
     }
@@ -309,11 +312,11 @@ fn in_threads<T: Send>(things: Vec<T>, work: impl Fn(usize, T) -> Result<(), Fai
     })
 }
 
-fn no_memory() -> Failure {
+pub(super) fn no_memory() -> Failure {
     Failure::new(FAILED, "no memory for buffers")
 }
 
-fn new_file() -> NewFile {
+pub(super) fn new_file() -> NewFile {
     NewFile {
         mode: 0o644,
         open: OpenMode::read_write(),
@@ -322,7 +325,7 @@ fn new_file() -> NewFile {
 }
 
 /// A file with content.
-fn filled(fs: &dyn FileSystem) -> Result<Arc<dyn OpenFile>, Failure> {
+pub(super) fn filled(fs: &dyn FileSystem) -> Result<Arc<dyn OpenFile>, Failure> {
     let file = fs.create(SYSTEM, ROOT_INO, b"data", &new_file())?.file;
     let chunk = vec![1; 1 << 20];
     for at in (0..FILE_BYTES).step_by(chunk.len()) {
