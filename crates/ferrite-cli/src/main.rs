@@ -27,6 +27,7 @@ mod manual;
 mod memory;
 #[cfg(feature = "nvme")]
 mod metadata;
+mod metric_family;
 mod metrics;
 mod mkfs;
 mod mount;

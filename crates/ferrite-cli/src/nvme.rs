@@ -162,7 +162,7 @@ fn looking() -> Options {
     options
 }
 
-/// What a pool in a database says of itself, without owning it; `None` for one whose metadata is elsewhere.
+/// The information about a pool in a database, without owning it; `None` for one whose metadata is elsewhere.
 pub(crate) fn look(path: &Path) -> Result<Option<VolumeInfo>, Failure> {
     match read(path) {
         Ok(config) if config.metadata.postgres.is_some() => Ok(Some(NvmeVolume::open(path, looking())?.info()?)),

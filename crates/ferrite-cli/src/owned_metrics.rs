@@ -1,16 +1,16 @@
 //! Metrics of the pools that a server owns in a database: leases, batches, the cache of metadata.
 //!
-//! Contents: [`add`], which `metrics` calls. Invariant: a pool is labelled with the path of its file, and nothing secret
-//! is told. The families exist on every server, without values where no pool is in a database.
+//! Contents: [`add`], which `metrics` calls. Invariant: a pool is labelled with the path of its file, and nothing
+//! secret is among the metrics. The families exist on every server, without values where no pool is in a database.
 
 use std::sync::Arc;
 
 use ferrite::volume::Volume;
 use prometheus::proto::{MetricFamily, MetricType};
 
-use super::metrics::Family;
+use super::metric_family::Family;
 
-/// What one pool reports.
+/// The report of one pool.
 struct Owned {
     pool: String,
     epoch: u64,

@@ -30,6 +30,7 @@ mod log_check;
 mod memory;
 mod overlay;
 mod owned;
+mod owned_status;
 mod remote;
 #[cfg(feature = "rocksdb")]
 mod rocks;
@@ -46,7 +47,8 @@ mod viewed;
 pub use backend::{BlobError, Blobs, MemoryBlobs};
 pub use error::{Error, Result};
 pub use memory::MemoryStore;
-pub use owned::{MonotonicClock, Owned, OwnedOptions, OwnedStatus, answers_until};
+pub use owned::{MonotonicClock, Owned, OwnedOptions, answers_until};
+pub use owned_status::OwnedStatus;
 pub use remote::{
     Applied, Batch, BatchLimits, Fault, FaultPlan, FaultyRemote, MemoryRemote, Owner, Page, Pair, Remote, RemoteCall,
     ShardRow, ShardStatus, Tally, Tenure, Values,

@@ -47,7 +47,7 @@
 use std::ops::ControlFlow;
 
 use crate::error::Result;
-use crate::owned::OwnedStatus;
+use crate::owned_status::OwnedStatus;
 use crate::remote::ShardStatus;
 
 /// How a key is locked.
@@ -203,8 +203,8 @@ pub struct Statistics {
     pub log_syncs: u64,
     /// Microseconds in which changes had to wait for background work.
     pub stall_us: u64,
-    /// Who owns the volume, for stores that lie in a database.
+    /// The owner of the volume, for stores that lie in a database.
     pub shard: Option<ShardStatus>,
-    /// What the owner has done, if this store is the owner's.
+    /// The work of the owner, if this store is the owner's.
     pub owned: Option<OwnedStatus>,
 }

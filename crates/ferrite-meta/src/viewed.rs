@@ -52,7 +52,7 @@ impl<R: Remote> Viewed<R> {
         })
     }
 
-    /// Who owns the shard now.
+    /// The owner of the shard now.
     ///
     /// # Errors
     /// Those of [`Remote::status`].

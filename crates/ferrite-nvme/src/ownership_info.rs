@@ -1,4 +1,4 @@
-//! Who owns a pool whose metadata is in a database, and how that goes: for `info`, in words and for programs.
+//! The owner of a pool whose metadata is in a database, and how that goes: for `info`, in words and for programs.
 //!
 //! Invariant: it tells nothing secret: names and addresses of servers, numbers, times. Used by `volume`.
 
@@ -83,7 +83,7 @@ pub(crate) fn json(statistics: &Statistics) -> serde_json::Value {
     })
 }
 
-/// What this process has done as the owner.
+/// The work of this process as the owner.
 fn here(owned: &OwnedStatus) -> serde_json::Value {
     json!({
         "batches": owned.batches,

@@ -174,6 +174,13 @@ fn small_files_text(core: &Core, files: u64, bytes: u64) -> String {
     )
 }
 
+fn space_text(parts: &Parts, free_bytes: u64, capacity_bytes: u64) -> String {
+    match parts.owned_by {
+        Some(_) => "known to its owner".to_owned(),
+        None => format!("{} free of {}", human_bytes(free_bytes), human_bytes(capacity_bytes)),
+    }
+}
+
 fn content_text(parts: &Parts) -> String {
     match parts.ceph {
         Some(_) => "content in Ceph".into(),
@@ -266,17 +273,13 @@ impl Volume for NvmeVolume {
             Some(_) => (place.clone(), "PostgreSQL"),
             None => (format!("RocksDB in {place}"), "RocksDB"),
         };
-        let space_text = match self.parts.owned_by {
-            Some(_) => "known to its owner".to_owned(),
-            None => format!("{} free of {}", human_bytes(free_bytes), human_bytes(capacity_bytes)),
-        };
         let checksums = if self.has_data_checksums() { "yes" } else { "no" };
         let mut lines = vec![
             line("pool", self.path.display().to_string()),
             line("uuid", hex(&record.uuid)),
             line("metadata", metadata),
             line("durability", DURABILITY.to_owned()),
-            line("space", space_text),
+            line("space", space_text(&self.parts, free_bytes, capacity_bytes)),
             line("data checksums", checksums.to_owned()),
             line("inodes", inodes.to_string()),
             line("small files", small),

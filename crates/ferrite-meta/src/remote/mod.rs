@@ -1,10 +1,10 @@
 //! Ordered keys in a database elsewhere, each shard of which one server at a time may change.
 //!
 //! Contents: the trait [`Remote`], with five calls that any transactional database can offer, a look at a shard's row
-//! and a count of pairs; [`Tenure`], the right to change a shard; [`ShardRow`], the rules of a shard's row; [`MemoryRemote`] and [`FaultyRemote`] for tests;
-//! `PostgresRemote`, with the cargo feature `postgres`.
-//! [`Owned`](crate::Owned) makes a [`MetaStore`](crate::MetaStore) of one, [`Viewed`](crate::Viewed) one that only reads.
-//! A reader without a tenure passes the epoch that the row has.
+//! and a count of pairs; [`Tenure`], the right to change a shard; [`ShardRow`], the rules of a shard's row;
+//! [`MemoryRemote`] and [`FaultyRemote`] for tests; `PostgresRemote`, with the cargo feature `postgres`.
+//! [`Owned`](crate::Owned) makes a [`MetaStore`](crate::MetaStore) of one, [`Viewed`](crate::Viewed) one that only
+//! reads. A reader without a tenure passes the epoch that the row has.
 //!
 //! # What a database must hold
 //!
@@ -102,7 +102,7 @@ pub struct Page {
     pub seq: u64,
 }
 
-/// Who owns a shard, as its row says. By the database's clock.
+/// The owner of a shard, as its row says. By the database's clock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardStatus {
     /// The last server that took it; `None` if none ever did.
@@ -184,7 +184,7 @@ pub trait Remote: Send + Sync {
     /// As for [`Self::get_many`].
     fn scan(&self, tenure: &Tenure, from: &[u8], to: &[u8], limit: usize) -> Result<Page>;
 
-    /// Who owns a shard. Changes nothing, and needs no tenure.
+    /// The owner of a shard. Changes nothing, and needs no tenure.
     ///
     /// # Errors
     /// [`Error::Missing`](crate::Error::Missing), [`Error::Unreachable`](crate::Error::Unreachable); others of the

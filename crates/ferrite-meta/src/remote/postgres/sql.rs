@@ -99,9 +99,18 @@ impl Statements {
                 "UPDATE {schema}.owners SET asked_epoch = epoch, asked_to = $3::text \
                  WHERE shard = $1::bigint AND epoch = $2::bigint"
             ),
-            // Pairs are counted where they are; `next` shows where the next part begins.
-            tally: format!(
-                "SELECT owners.epoch, owners.seq, page.keys, page.bytes, next.key FROM {schema}.owners \
+            tally: tally(&schema),
+            create: create(&schema),
+            remove: remove(volume, &schema),
+            schema,
+        }
+    }
+}
+
+/// Counts pairs where they are; `next` shows where the next part begins.
+fn tally(schema: &str) -> String {
+    format!(
+        "SELECT owners.epoch, owners.seq, page.keys, page.bytes, next.key FROM {schema}.owners \
                  CROSS JOIN LATERAL (SELECT count(*) AS keys, coalesce(sum(octet_length(value)), 0)::bigint AS bytes \
                  FROM (SELECT value FROM {schema}.pairs \
                  WHERE shard = $1::bigint AND key >= $2::bytea AND key < $3::bytea ORDER BY key LIMIT $4::bigint) \
@@ -109,12 +118,7 @@ impl Statements {
                  LEFT JOIN LATERAL (SELECT key FROM {schema}.pairs \
                  WHERE shard = $1::bigint AND key >= $2::bytea AND key < $3::bytea \
                  ORDER BY key OFFSET $4::bigint LIMIT 1) AS next ON true WHERE owners.shard = $1::bigint"
-            ),
-            create: create(&schema),
-            remove: remove(volume, &schema),
-            schema,
-        }
-    }
+    )
 }
 
 /// Makes the tables.
