@@ -183,19 +183,23 @@ impl Standby {
     /// than its owner is an error now, and a message later.
     fn begin(&self, movable: &Movable) -> Result<Option<Opened>, Failure> {
         while !self.ends() {
-            let tenancy = self.candidacy.look()?;
+            let (tenancy, path) = (self.candidacy.look()?, self.path.display());
             if !tenancy.left.is_zero() {
                 movable.is_at(&tenancy.address);
-                let (path, owner) = (self.path.display(), owner_of(&tenancy));
+                let owner = owner_of(&tenancy);
                 say(format_args!("standing by for {path}, which {owner} owns"));
                 return Ok(None);
             }
-            if self.may_take(&tenancy)
-                && let Some(opened) = self.open(movable)?
-            {
-                return Ok(Some(opened));
+            if !self.may_take(&tenancy) {
+                std::thread::park_timeout(CHECK_EVERY);
+                continue;
             }
-            std::thread::park_timeout(CHECK_EVERY);
+            let opened = self.open(movable)?;
+            if opened.is_none() {
+                // It may take long, and signals are waited for only afterwards.
+                say(format_args!("standing by for {path}, which another process has open"));
+            }
+            return Ok(opened);
         }
         Ok(None)
     }
