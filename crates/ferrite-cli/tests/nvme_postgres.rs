@@ -148,6 +148,11 @@ fn a_pool_in_use_is_looked_at_from_outside_and_its_owner_does_not_notice() {
         there["ownership"]["lease_left_ms"].as_u64().unwrap() <= 1000 * LEASE_S,
         "{there}"
     );
+    // The record of the pool has the counts of the last close; the database has those of now.
+    assert_eq!(
+        (&there["inodes"], &there["free_bytes"]),
+        (&52.into(), &serde_json::Value::Null)
+    );
     let df = ok(ferrite().args(["df", &elsewhere]));
     assert!(df.contains("elsewhere") && df.contains(" - "), "{df}");
     for name in [&address, &elsewhere] {

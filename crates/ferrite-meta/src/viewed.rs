@@ -24,6 +24,8 @@ use crate::store::{MetaStore, Statistics, Transaction, Visit};
 
 /// The first part of a scan, and the largest: memory for a part is bounded by 4,096 pairs.
 const SCAN_PAIRS: (usize, usize) = (256, 4096);
+/// Pairs that the database counts in one request: some tenths of a second.
+const TALLY_PAIRS: usize = 250_000;
 /// Owners that may change during one read.
 const OWNERS_MAX: usize = 16;
 
@@ -126,6 +128,18 @@ impl<R: Remote> MetaStore for Viewed<R> {
     /// It has nothing to store.
     fn sync(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// In parts, each as of a moment.
+    fn tally(&self, from: &[u8], to: &[u8]) -> Result<Option<(u64, u64)>> {
+        let (mut keys, mut bytes, mut from) = (0, 0, Some(from.to_vec()));
+        while let Some(at) = from {
+            let part = self.read(|tenure| self.remote.tally(tenure, &at, to, TALLY_PAIRS))?;
+            keys += part.keys;
+            bytes += part.value_bytes;
+            from = part.next;
+        }
+        Ok(Some((keys, bytes)))
     }
 
     /// Asks the database; without an answer there is no owner to tell of.

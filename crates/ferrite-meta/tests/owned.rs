@@ -498,6 +498,7 @@ fn a_look_reads_what_an_owner_has_without_disturbing_it_and_follows_the_next_own
     }
     let look = Viewed::open(Arc::clone(&database), SHARD).unwrap();
     assert_eq!(pairs(&look).unwrap(), pairs(&store).unwrap());
+    assert_eq!(look.tally(b"", b"\xff").unwrap(), Some((1000, 1000)));
     assert_eq!(look.get(&7u64.to_be_bytes()).unwrap().as_deref(), Some(&b"v"[..]));
     let seen = look.statistics().shard.unwrap();
     assert_eq!((seen.owner, seen.seq), (Some(owner("a")), store.status().seq));

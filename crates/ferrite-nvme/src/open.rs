@@ -238,6 +238,7 @@ pub fn assemble_with(meta: Box<dyn MetaStore>, content: Box<dyn ContentStore>, o
         }
         reclaim::start(&core).map_err(|error| FsError::Io(format!("no thread for housekeeping: {error}")))?;
     }
+    core.count_for_look(was_clean)?;
     Ok(NvmeFs(Owner::of(core)))
 }
 
@@ -336,18 +337,33 @@ impl Core {
         Ok(())
     }
 
-    /// Counts inodes, and content beside them.
-    ///
-    /// A database counts where the pairs are. Nothing else changes them meanwhile: the opening has not ended yet.
-    pub(crate) fn count_inodes(&self) -> Result<()> {
+    /// Lets a database count, which does so where the pairs are; false if they lie elsewhere. For an opening the
+    /// counts are exact: nothing changes the pool before it ends.
+    fn count_in_database(&self) -> Result<bool> {
         let tally = |kind| {
             let (from, to) = key::all_of(kind);
             self.meta.tally(&from, &to)
         };
-        if let (Some((inodes, _)), Some((files, bytes))) = (tally(b'N')?, tally(b'S')?) {
-            self.inodes.store(inodes, Ordering::Relaxed);
-            self.small_files.store(files, Ordering::Relaxed);
-            self.small_bytes.store(bytes, Ordering::Relaxed);
+        let (Some((inodes, _)), Some((files, bytes))) = (tally(b'N')?, tally(b'S')?) else {
+            return Ok(false);
+        };
+        self.inodes.store(inodes, Ordering::Relaxed);
+        self.small_files.store(files, Ordering::Relaxed);
+        self.small_bytes.store(bytes, Ordering::Relaxed);
+        Ok(true)
+    }
+
+    /// Counts for a look at a pool that is in use: the record is as old as the last close.
+    fn count_for_look(&self, was_clean: bool) -> Result<()> {
+        match self.looks && !was_clean {
+            true => self.count_in_database().map(drop),
+            false => Ok(()),
+        }
+    }
+
+    /// Counts inodes, and content beside them.
+    pub(crate) fn count_inodes(&self) -> Result<()> {
+        if self.count_in_database()? {
             return Ok(());
         }
         let mut inodes = 0;

@@ -357,6 +357,8 @@ fn a_look_finds_a_pool_that_is_owned_sound_and_changes_nothing() {
     (options.read_only, options.inspect, options.look) = (true, true, true);
     let viewed = Viewed::open(Arc::clone(&pool.database), SHARD).unwrap();
     let look = assemble(Box::new(viewed), vec![None], options).unwrap();
+    let space = look.statfs(SYSTEM).unwrap();
+    assert_eq!(space.inodes - space.inodes_free, pool.inodes());
     let before = owned.status();
     let report = look.0.check_while_it_changes().unwrap();
     assert_eq!(report.findings, []);
