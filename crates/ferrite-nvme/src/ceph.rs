@@ -170,8 +170,11 @@ mod present {
     /// database.
     pub(crate) fn open(config: &Config, rados: &Rados, options: Options) -> Result<(crate::NvmeFs, Content)> {
         let place = config.content_place();
-        // First of all: from here on no other server is the owner.
-        let store = metadata::open_database(config, options.owner.as_ref())?;
+        let store = match options.look {
+            true => metadata::view_database(config)?,
+            // First of all: from here on no other server is the owner.
+            false => metadata::open_database(config, options.owner.as_ref())?,
+        };
         let record = open::read_record(&*store).map_err(|error| of_fs(&config.metadata_place(), &error))?;
         if !record.has_unique_ids {
             let text = format!(

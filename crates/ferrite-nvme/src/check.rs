@@ -5,6 +5,7 @@
 //!
 //! Invariant: it changes nothing. Each finding says what a repair can do about it, and `repair` does it.
 
+#[cfg(feature = "rocksdb")]
 mod changing;
 mod nodes;
 mod small;

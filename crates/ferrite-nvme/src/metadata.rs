@@ -165,6 +165,14 @@ pub(crate) fn open_database(config: &Config, owner: Option<&Owner>) -> Result<Bo
     database::open(config, owner)
 }
 
+/// Reads metadata in a database, whoever owns it, and changes nothing.
+///
+/// # Errors
+/// There is no such volume; errors of the database.
+pub(crate) fn view_database(config: &Config) -> Result<Box<dyn MetaStore>> {
+    database::view(config)
+}
+
 /// Looks at the server and the volume, and takes nothing.
 ///
 /// # Errors

@@ -178,7 +178,12 @@ pub fn assemble(meta: Box<dyn MetaStore>, stores: Vec<Option<BlobStore>>, option
 pub fn assemble_with(meta: Box<dyn MetaStore>, content: Box<dyn ContentStore>, options: Options) -> Result<NvmeFs> {
     let mut record = read_record(&*meta)?;
     let (stores, content_limits) = (content.stores(), content.limits());
-    check_content(&record, stores, content_limits.has_unique_ids)?;
+    // A look at a pool that a server owns has none of its content, of whichever kind.
+    let has_unique_ids = match options.look {
+        true => record.has_unique_ids,
+        false => content_limits.has_unique_ids,
+    };
+    check_content(&record, stores, has_unique_ids)?;
     if options.read_only && !options.inspect && !record.is_clean {
         return Err(FsError::ReadOnly);
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use ferrite_blob::device::uring::{Reactor, Uring};
 use ferrite_blob::{BlobStore, FormatOptions, Identity};
-use ferrite_meta::ShardStatus;
+use ferrite_meta::{MetaStore, ShardStatus};
 use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
 
 use crate::ceph;
@@ -264,6 +264,12 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Parts> {
         description = Description::open(path, Share::Alone)?;
         config = description.config()?;
     }
+    if opening == Opening::Look && config.metadata.postgres.is_some() {
+        let store = metadata::view_database(&config)?;
+        if let Some(owner) = store.statistics().shard.filter(ShardStatus::is_owned) {
+            return look_at_owned(path, store, (config, description), owner, options);
+        }
+    }
     if let Some(rados) = config.rados() {
         let (fs, content) = ceph::open(&config, rados, options)?;
         return Ok(Parts {
@@ -282,17 +288,8 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Parts> {
     if named < has {
         return Err(too_few(path, has, named));
     }
-    let owned_by = match opening {
-        Opening::Look => store.statistics().shard.filter(ShardStatus::is_owned),
-        _ => None,
-    };
     let mut stores = Vec::new();
     for (index, data) in config.devices().iter().enumerate() {
-        if owned_by.is_some() {
-            // The owner changes it, and may have it locked.
-            stores.push(None);
-            continue;
-        }
         match data_store(data, &reactor, record.uuid, index, options.read_only) {
             Ok(store) => stores.push(Some(store)),
             Err(error) if index < has && config.degraded && *error.kind() != VolumeErrorKind::Foreign => {
@@ -313,7 +310,29 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Parts> {
         stores,
         ceph: None,
         config,
-        owned_by,
+        owned_by: None,
+        _description: description,
+    })
+}
+
+/// Looks at a pool that a server owns: at its metadata alone. The owner changes the content, and may have it locked.
+fn look_at_owned(
+    path: &Path,
+    store: Box<dyn MetaStore>,
+    (config, description): (Config, Description),
+    owner: ShardStatus,
+    options: Options,
+) -> Result<Parts> {
+    let record = open::read_record(&*store).map_err(|error| of_fs(&config.metadata_place(), &error))?;
+    let stores = vec![None; usize::from(record.stores)];
+    let fs =
+        open::assemble(store, stores.clone(), options).map_err(|error| of_fs(&path.display().to_string(), &error))?;
+    Ok(Parts {
+        fs,
+        stores,
+        ceph: None,
+        config,
+        owned_by: Some(owner),
         _description: description,
     })
 }

@@ -182,7 +182,7 @@ fn space_text(parts: &Parts, free_bytes: u64, capacity_bytes: u64) -> String {
 }
 
 fn content_text(parts: &Parts) -> String {
-    match parts.ceph {
+    match parts.config.rados() {
         Some(_) => "content in Ceph".into(),
         None => format!("{} data devices", parts.config.devices().len()),
     }
