@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use tokio_postgres::Row;
 
+use super::PostgresRemote;
 use super::session::Failure;
-use super::{PostgresRemote, Session};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// A server, as it answers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -63,33 +63,28 @@ const SERVER: &str = "SELECT current_setting('server_version_num')::int, \
     coalesce((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), false)";
 
 impl PostgresRemote {
-    /// Looks at the server and at a shard of the volume. Blocks at most four times as long as a call.
+    /// Looks at the server and at a shard of the volume. Blocks at most three times as long as a call.
     ///
     /// # Errors
-    /// [`Error::Unreachable`](crate::Error::Unreachable); others of the database.
+    /// [`Error::Unreachable`]; others of the database.
     pub fn examine(&self, shard: u64) -> Result<ServerState> {
-        let failed = |failure| self.error(failure);
-        let mut session = self.connect().map_err(failed)?;
-        let server = one_row(&mut session, SERVER).map_err(failed)?;
-        let schema = &self.statements.schema;
-        let volume = format!(
-            "SELECT owner, (extract(epoch FROM greatest(expires, clock_timestamp()) - clock_timestamp()) * 1000000)\
-             ::bigint, epoch, version FROM {schema}.owners WHERE shard = {}",
-            shard as i64
-        );
-        let volume = match one_row(&mut session, &volume) {
-            Ok(row) => row,
-            // There are no such tables.
-            Err(Failure::Refused(text)) if text.contains("42P01") || text.contains("3F000") => None,
-            Err(failure) => return Err(self.error(failure)),
+        let mut session = self.connect().map_err(|failure| self.error(failure))?;
+        let server = session.ask(SERVER).map_err(|failure| self.error(failure))?;
+        let server = server
+            .first()
+            .ok_or_else(|| self.error(Failure::NoAnswer("the server said nothing of itself".into())))?;
+        let volume = match self.row(shard) {
+            Ok(row) => Some(VolumeState {
+                owner: row.owner,
+                left: row.left,
+                epoch: row.epoch,
+                version: row.version,
+            }),
+            Err(Error::Missing(_)) => None,
+            Err(error) => return Err(error),
         };
-        let volume = volume.as_ref().map(volume_of).transpose();
-        let server = server.ok_or_else(|| Failure::NoAnswer("the server said nothing of itself".into()));
-        let state = self.server_of(&server.map_err(failed)?).and_then(|mut state| {
-            state.volume = volume?;
-            Ok(state)
-        });
-        state.map_err(|error| self.unreadable(&error))
+        let state = self.server_of(server).map_err(|error| self.unreadable(&error))?;
+        Ok(ServerState { volume, ..state })
     }
 
     fn server_of(&self, row: &Row) -> std::result::Result<ServerState, tokio_postgres::Error> {
@@ -110,18 +105,4 @@ impl PostgresRemote {
             volume: None,
         })
     }
-}
-
-fn volume_of(row: &Row) -> std::result::Result<VolumeState, tokio_postgres::Error> {
-    Ok(VolumeState {
-        owner: row.try_get(0)?,
-        // A volume that was never owned has an infinite past.
-        left: Duration::from_micros(row.try_get::<_, Option<i64>>(1).ok().flatten().unwrap_or(0).max(0) as u64),
-        epoch: row.try_get::<_, i64>(2)?.unsigned_abs(),
-        version: row.try_get(3)?,
-    })
-}
-
-fn one_row(session: &mut Session, statement: &str) -> std::result::Result<Option<Row>, Failure> {
-    Ok(session.ask(statement)?.into_iter().next())
 }

@@ -386,7 +386,11 @@ struct OwnerRow {
     version: i32,
     owner: String,
     address: String,
+    /// Until its time ends; zero if it has ended.
     left: Duration,
+    /// Since its time has ended; zero if it has not.
+    free: Duration,
+    asked_to: Option<String>,
     fsync: String,
     full_page_writes: String,
     synchronous_commit: String,
@@ -395,15 +399,16 @@ struct OwnerRow {
 
 impl OwnerRow {
     fn of(row: &Row) -> std::result::Result<OwnerRow, tokio_postgres::Error> {
-        let left_us = row.try_get::<_, Option<i64>>(5);
+        let left_us: i64 = row.try_get(5)?;
         Ok(OwnerRow {
             epoch: row.try_get::<_, i64>(0)? as u64,
             seq: row.try_get::<_, i64>(1)? as u64,
             version: row.try_get(2)?,
             owner: row.try_get(3)?,
             address: row.try_get(4)?,
-            // An owner that never was has an infinite past.
-            left: Duration::from_micros(left_us.ok().flatten().unwrap_or(0).max(0) as u64),
+            left: Duration::from_micros(left_us.max(0).unsigned_abs()),
+            free: Duration::from_micros(left_us.min(0).unsigned_abs()),
+            asked_to: row.try_get(10)?,
             fsync: row.try_get(6)?,
             full_page_writes: row.try_get(7)?,
             synchronous_commit: row.try_get(8)?,

@@ -57,7 +57,6 @@ pub(super) struct Prepared {
     pub(super) confirm: Statement,
     pub(super) get_many: Statement,
     pub(super) scan: Statement,
-    pub(super) tenancy: Statement,
     pub(super) ask: Statement,
     pub(super) tally: Statement,
 }
@@ -208,7 +207,6 @@ impl Session {
                 confirm: client.prepare(&all.confirm).await?,
                 get_many: client.prepare(&all.get_many).await?,
                 scan: client.prepare(&all.scan).await?,
-                tenancy: client.prepare(&all.tenancy).await?,
                 ask: client.prepare(&all.ask).await?,
                 tally: client.prepare(&all.tally).await?,
             })

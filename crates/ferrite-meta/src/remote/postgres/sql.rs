@@ -23,7 +23,6 @@ pub(super) struct Statements {
     pub(super) confirm: String,
     pub(super) get_many: String,
     pub(super) scan: String,
-    pub(super) tenancy: String,
     pub(super) ask: String,
     pub(super) tally: String,
     pub(super) create: String,
@@ -52,11 +51,12 @@ impl Statements {
             ),
             owner: format!(
                 "SELECT epoch, seq, version, owner, address, \
-                 (extract(epoch FROM greatest(expires, clock_timestamp()) - clock_timestamp()) * 1000000)::bigint, \
+                 (extract(epoch FROM greatest(expires, timestamptz 'epoch') - clock_timestamp()) * 1000000)::bigint, \
                  current_setting('fsync'), current_setting('full_page_writes'), \
                  current_setting('synchronous_commit'), \
                  current_setting('synchronous_standby_names') <> '' AND NOT EXISTS \
-                 (SELECT FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum')) \
+                 (SELECT FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum')), \
+                 CASE WHEN asked_epoch = epoch THEN asked_to END \
                  FROM {schema}.owners WHERE shard = $1::bigint"
             ),
             renew: format!(
@@ -88,12 +88,6 @@ impl Statements {
                  (SELECT key, value FROM {schema}.pairs \
                  WHERE shard = $1::bigint AND key >= $2::bytea AND key < $3::bytea ORDER BY key LIMIT $4::bigint) \
                  AS page ON true WHERE owners.shard = $1::bigint ORDER BY page.key"
-            ),
-            tenancy: format!(
-                "SELECT epoch, owner, address, \
-                 (extract(epoch FROM greatest(expires, timestamptz 'epoch') - clock_timestamp()) * 1000000)::bigint, \
-                 CASE WHEN asked_epoch = epoch THEN asked_to END \
-                 FROM {schema}.owners WHERE shard = $1::bigint"
             ),
             ask: format!(
                 "UPDATE {schema}.owners SET asked_epoch = epoch, asked_to = $3::text \

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio_postgres::types::ToSql;
 
 use super::PostgresRemote;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// The owner of a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,41 +34,30 @@ impl PostgresRemote {
     /// The owner of a shard, by the database's clock.
     ///
     /// # Errors
-    /// [`Error::Missing`] if there is no such shard; [`Error::Unreachable`]; others of the database.
+    /// [`Error::Missing`](crate::Error::Missing) if there is no such shard; [`Error::Unreachable`](crate::Error::Unreachable); others of the database.
     pub fn tenancy(&self, shard: u64) -> Result<Tenancy> {
-        let rows = self.read(|ready| ready.session.query(&ready.prepared.tenancy, &[&(shard as i64)]))?;
-        let row = rows
-            .first()
-            .ok_or_else(|| Error::Missing(format!("{}: it has no shard {shard}", self.place)))?;
-        let read = || {
-            let left_us = row.try_get::<_, i64>(3)?;
-            Ok(Tenancy {
-                epoch: row.try_get::<_, i64>(0)? as u64,
-                owner: row.try_get(1)?,
-                address: row.try_get(2)?,
-                left: Duration::from_micros(left_us.max(0) as u64),
-                free: Duration::from_micros(left_us.min(0).unsigned_abs()),
-                asked_to: row.try_get(4)?,
-            })
-        };
-        read().map_err(|error| self.unreadable(&error))
+        let row = self.row(shard)?;
+        Ok(Tenancy {
+            epoch: row.epoch,
+            owner: row.owner,
+            address: row.address,
+            left: row.left,
+            free: row.free,
+            asked_to: row.asked_to,
+        })
     }
 
     /// Asks the owner of this epoch to hand its shard over: to the server at this address, or to any if it is empty.
     /// False if that tenure has ended.
     ///
     /// # Errors
-    /// [`Error::Unreachable`]; others of the database.
+    /// [`Error::Unreachable`](crate::Error::Unreachable); others of the database.
     pub fn ask_for_hand_over(&self, shard: u64, epoch: u64, to: &str) -> Result<bool> {
-        let (shard, epoch) = (shard as i64, epoch as i64);
-        let call = |ready: &mut super::Ready| {
-            let with: [&(dyn ToSql + Sync); 3] = [&shard, &epoch, &to];
-            ready.session.query(&ready.prepared.ask, &with)?;
-            ready.session.query(&ready.prepared.tenancy, &[&shard])
-        };
-        let rows = self.read(call)?;
-        let found = rows.first().map(|row| row.try_get::<_, i64>(0));
-        let found = found.transpose().map_err(|error| self.unreadable(&error))?;
-        Ok(found == Some(epoch))
+        let (number, wanted) = (shard as i64, epoch as i64);
+        self.read(|ready| {
+            let with: [&(dyn ToSql + Sync); 3] = [&number, &wanted, &to];
+            ready.session.query(&ready.prepared.ask, &with)
+        })?;
+        Ok(self.row(shard)?.epoch == epoch)
     }
 }
