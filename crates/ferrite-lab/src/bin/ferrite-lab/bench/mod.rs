@@ -206,80 +206,61 @@ impl Bench {
             explain::run(effort, &mut out)?;
             return Ok(0);
         }
-        let wanted = self.wanted()?;
-        let wanted = |group: &str| wanted.contains(&group);
-        if wanted("core") {
-            operations::run(effort, &mut out)?;
-        }
-        if wanted("threads") {
-            threads::run(effort, &mut out)?;
-        }
-        if wanted("hdpm") {
-            hdpm::run(effort, &mut out)?;
-        }
-        if wanted("mixes") {
-            mixes::run(effort, &mut out)?;
-        }
-        if wanted("mapping") {
-            mapping::run(self.quick, &mut out)?;
-            misses::run(self.quick, &mut out)?;
-        }
-        if wanted("recovery") {
-            recovery::run(effort, &mut out)?;
-        }
-        if wanted("mount") {
-            match mount::run(effort, &mut out) {
-                // A group that the user names must run; in a run of all groups it may be out of reach.
-                Err(failure) if self.group.is_none() => {
-                    complain(format_args!("ferrite: mount group left out: {}", failure.message));
-                }
-                other => other?,
-            }
-        }
-        if wanted("disk") {
-            match disk::run(effort, &mut out) {
-                Err(failure) if self.group.is_none() => {
-                    complain(format_args!("ferrite: disk group left out: {}", failure.message));
-                }
-                other => other?,
-            }
-        }
-        if wanted("net") {
-            net::run(effort, &mut out)?;
-        }
-        if wanted("nvme") {
-            #[cfg(feature = "nvme")]
-            nvme::run(effort, &mut out)?;
-            #[cfg(not(feature = "nvme"))]
-            if self.group.is_some() {
-                let text = "this program was built without pools on devices; build it with `--features nvme`";
-                return Err(Failure::new(USAGE, text));
-            }
-        }
-        if wanted("cluster") {
-            #[cfg(feature = "nvme")]
-            match cluster::run(effort, &mut out) {
-                Err(failure) if self.group.is_none() => {
-                    complain(format_args!("ferrite: cluster group left out: {}", failure.message));
-                }
-                other => other?,
-            }
-            #[cfg(not(feature = "nvme"))]
-            if self.group.is_some() {
-                let text = "this program was built without pools on devices; build it with `--features nvme`";
-                return Err(Failure::new(USAGE, text));
-            }
-        }
-        if wanted("mr") {
-            #[cfg(feature = "rdma")]
-            mr::run(effort, &mut out)?;
-            #[cfg(not(feature = "rdma"))]
-            if self.group.is_some() {
-                let text = "this program was built without RDMA; build it with `--features rdma`";
-                return Err(Failure::new(USAGE, text));
-            }
+        for group in self.wanted()? {
+            self.run_group(group, effort, &mut out)?;
         }
         Ok(0)
+    }
+
+    fn run_group(&self, group: &str, effort: Effort, out: &mut Output) -> Result<(), Failure> {
+        match group {
+            "core" => operations::run(effort, out),
+            "threads" => threads::run(effort, out),
+            "hdpm" => hdpm::run(effort, out),
+            "mixes" => mixes::run(effort, out),
+            "mapping" => {
+                mapping::run(self.quick, out)?;
+                misses::run(self.quick, out)
+            }
+            "recovery" => recovery::run(effort, out),
+            "mount" => self.if_possible(group, mount::run(effort, out)),
+            "disk" => self.if_possible(group, disk::run(effort, out)),
+            "net" => net::run(effort, out),
+            #[cfg(feature = "nvme")]
+            "nvme" => nvme::run(effort, out),
+            #[cfg(feature = "nvme")]
+            "cluster" => self.if_possible(group, cluster::run(effort, out)),
+            #[cfg(not(feature = "nvme"))]
+            "nvme" | "cluster" => self.without("pools on devices", "nvme"),
+            #[cfg(feature = "rdma")]
+            "mr" => mr::run(effort, out),
+            #[cfg(not(feature = "rdma"))]
+            "mr" => self.without("RDMA", "rdma"),
+            _ => Ok(()),
+        }
+    }
+
+    /// A group that this build lacks.
+    #[cfg(not(all(feature = "nvme", feature = "rdma")))]
+    fn without(&self, what: &str, feature: &str) -> Result<(), Failure> {
+        match self.group {
+            Some(_) => {
+                let text = format!("this program was built without {what}; build it with `--features {feature}`");
+                Err(Failure::new(USAGE, text))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// A group that the user names must run; in a run of all groups it may be out of reach.
+    fn if_possible(&self, group: &str, ran: Result<(), Failure>) -> Result<(), Failure> {
+        match ran {
+            Err(failure) if self.group.is_none() => {
+                complain(format_args!("ferrite: {group} group left out: {}", failure.message));
+                Ok(())
+            }
+            ran => ran,
+        }
     }
 
     /// Groups that have something to do.
