@@ -15,8 +15,8 @@ use ferrite_meta::MemoryStore;
 use ferrite_nvme::content_store::{Effect, Kind, MemoryContent, MemoryServer};
 use ferrite_nvme::{NvmeFs, Options};
 use ferrite_testkit::whole::{Call, State, calls, scene};
-use ferrite_vfs::{FileSystem, FsError, SYSTEM};
-use pool::{content, put, read};
+use ferrite_vfs::{FileSystem, FsError, OpenMode, SYSTEM};
+use pool::{content, open, put, read};
 
 const CAPACITY_BYTES: u64 = 128 << 20;
 /// So short that most calls concern several chunks.
@@ -152,15 +152,16 @@ fn takeover_with_a_write_on_its_way() {
         let is_delayed = operation.kind == Kind::Write && std::mem::take(&mut is_first);
         if is_delayed { Effect::Delayed } else { Effect::Done }
     });
-    // A recovery looks at a file that is growing.
-    let error = put(&old, "f", 20_000, &content(2, 900)).unwrap_err();
+    // A recovery looks at a file that is growing, as long as it is open: then its record stays.
+    let growing = open(&old, "f", OpenMode::read_write()).unwrap();
+    let error = growing.write_at(SYSTEM, 20_000, &content(2, 900)).unwrap_err();
     assert!(error.to_string().contains("the outcome is unknown"), "{error}");
     let new = pool.open();
     assert!(
         read(&new, "f").unwrap() == content(1, 20_000),
         "the delayed write arrived"
     );
-    let error = put(&old, "f", 9000, &content(3, 3000)).unwrap_err();
+    let error = growing.write_at(SYSTEM, 9000, &content(3, 3000)).unwrap_err();
     assert!(error.to_string().contains("another server has owned"), "{error}");
     assert!(read(&new, "f").unwrap() == content(1, 20_000), "a later write arrived");
     pool::sound(&new, "taken over");
