@@ -120,3 +120,50 @@ fn absent(place: String, what: &str, feature: &str) -> VolumeError {
     let text = format!("{place}: this program was built without {what}; build it with the feature `{feature}`");
     refuse(VolumeErrorKind::Invalid, text).with_name_in_text()
 }
+
+/// Shortcomings of a good state, each of which must be one finding with its remedy.
+#[cfg(all(test, any(feature = "postgres", feature = "rados")))]
+mod cases {
+    use super::{PoolCheck, Verdict};
+
+    pub(super) type Change<S> = Box<dyn FnOnce(&mut S)>;
+
+    pub(super) struct Case<S> {
+        change: Change<S>,
+        verdict: Verdict,
+        found: &'static str,
+        mend: &'static str,
+    }
+
+    impl<S> Case<S> {
+        pub(super) fn bad(change: impl FnOnce(&mut S) + 'static, found: &'static str, mend: &'static str) -> Case<S> {
+            Case {
+                change: Box::new(change),
+                verdict: Verdict::Bad,
+                found,
+                mend,
+            }
+        }
+
+        pub(super) fn risk(change: impl FnOnce(&mut S) + 'static, found: &'static str, mend: &'static str) -> Case<S> {
+            Case {
+                verdict: Verdict::Risk,
+                ..Case::bad(change, found, mend)
+            }
+        }
+    }
+
+    /// `judged` has the findings after a change, without what is good.
+    pub(super) fn check<S>(cases: impl IntoIterator<Item = Case<S>>, judged: impl Fn(Change<S>) -> Vec<PoolCheck>) {
+        for case in cases {
+            let checks = judged(case.change);
+            assert_eq!(checks.len(), 1, "{checks:?}");
+            assert_eq!(checks[0].verdict, case.verdict, "{checks:?}");
+            assert!(checks[0].found.contains(case.found), "{checks:?}");
+            assert!(
+                checks[0].mend.as_deref().is_some_and(|text| text.contains(case.mend)),
+                "{checks:?}"
+            );
+        }
+    }
+}

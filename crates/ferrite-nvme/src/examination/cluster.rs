@@ -131,6 +131,7 @@ fn space(state: &ClusterState) -> PoolCheck {
 
 #[cfg(test)]
 mod tests {
+    use super::super::cases::{self, check};
     use super::*;
 
     fn rados() -> Rados {
@@ -174,67 +175,31 @@ mod tests {
             min_size: Some(min_size),
         };
         let nearly = |code: &str| vec![(code.to_owned(), "some".to_owned())];
-        type Change = Box<dyn FnOnce(&mut ClusterState)>;
-        let cases: [(Change, Verdict, &str, &str); 8] = [
-            (
-                Box::new(move |state| state.pool = Some(size(1, 2))),
-                Verdict::Risk,
-                "size 1",
-                "size 3",
-            ),
-            (
-                Box::new(move |state| state.pool = Some(size(3, 1))),
-                Verdict::Risk,
-                "min_size 1",
-                "min_size 2",
-            ),
-            (
-                Box::new(|state| state.pool = Some(PoolState::default())),
-                Verdict::Risk,
-                "unknown",
-                "allow r",
-            ),
-            (
-                Box::new(|state| state.pool = None),
-                Verdict::Bad,
-                "does not exist",
-                "pool create p",
-            ),
-            (
-                Box::new(|state| state.may_blocklist = false),
-                Verdict::Bad,
+        type Case = cases::Case<ClusterState>;
+        let cases = [
+            Case::risk(move |state| state.pool = Some(size(1, 2)), "size 1", "size 3"),
+            Case::risk(move |state| state.pool = Some(size(3, 1)), "min_size 1", "min_size 2"),
+            Case::risk(|state| state.pool = Some(PoolState::default()), "unknown", "allow r"),
+            Case::bad(|state| state.pool = None, "does not exist", "pool create p"),
+            Case::bad(
+                |state| state.may_blocklist = false,
                 "blocklist",
-                "ceph auth caps client.x mon 'allow r, allow command \"osd blocklist\"' osd 'allow rwx pool=p namespace=n'",
+                "ceph auth caps client.x mon 'allow r, allow command \"osd blocklist\"' \
+                 osd 'allow rwx pool=p namespace=n'",
             ),
-            (
-                Box::new(move |state| state.health = nearly("OSD_NEARFULL")),
-                Verdict::Risk,
+            Case::risk(
+                move |state| state.health = nearly("OSD_NEARFULL"),
                 "NEARFULL",
                 "add OSDs",
             ),
-            (
-                Box::new(|state| state.health = vec![("POOL_FULL".into(), String::new())]),
-                Verdict::Bad,
+            Case::bad(
+                |state| state.health = vec![("POOL_FULL".into(), String::new())],
                 "FULL",
                 "add",
             ),
-            (
-                Box::new(|state| state.epoch = None),
-                Verdict::Bad,
-                "no pool of Ferrite",
-                "mkfs",
-            ),
+            Case::bad(|state| state.epoch = None, "no pool of Ferrite", "mkfs"),
         ];
-        for (change, verdict, found, mend) in cases {
-            let checks = judged(change);
-            assert_eq!(checks.len(), 1, "{checks:?}");
-            assert_eq!(checks[0].verdict, verdict, "{checks:?}");
-            assert!(checks[0].found.contains(found), "{checks:?}");
-            assert!(
-                checks[0].mend.as_deref().is_some_and(|text| text.contains(mend)),
-                "{checks:?}"
-            );
-        }
+        check(cases, |change| judged(change));
         assert_eq!(
             judged(|state| state.pool = Some(PoolState {
                 size: Some(1),

@@ -143,6 +143,7 @@ fn volume(state: Option<&VolumeState>) -> PoolCheck {
 mod tests {
     use std::time::Duration;
 
+    use super::super::cases::{self, check};
     use super::*;
 
     fn good() -> ServerState {
@@ -179,76 +180,26 @@ mod tests {
         assert_eq!(judged(|_| ()), []);
         let owned = volume(good().volume.as_ref());
         assert!(owned.found.contains("a process 1 owns it for 2.5 s"), "{owned:?}");
-        type Change = Box<dyn FnOnce(&mut ServerState)>;
-        let cases: [(Change, Verdict, &str, &str); 9] = [
-            (
-                Box::new(|state| state.version_major = 12),
-                Verdict::Bad,
-                "15.6",
-                "13 or later",
-            ),
-            (
-                Box::new(|state| state.fsync = "off".into()),
-                Verdict::Bad,
-                "fsync = off",
-                "set all",
-            ),
-            (
-                Box::new(|state| state.synchronous_commit = "local".into()),
-                Verdict::Bad,
-                "= local",
-                "set all",
-            ),
-            (
-                Box::new(|state| state.standbys_synchronous = Some(0)),
-                Verdict::Bad,
-                "no such standby",
-                "start",
-            ),
-            (
-                Box::new(|state| state.standbys_synchronous = Some(1)),
-                Verdict::Risk,
-                "one for which",
-                "second",
-            ),
-            (
-                Box::new(|state| state.standby_names.clear()),
-                Verdict::Risk,
-                "commits wait for none",
-                "ANY 1",
-            ),
-            (
-                Box::new(|state| {
+        type Case = cases::Case<ServerState>;
+        let cases = [
+            Case::bad(|state| state.version_major = 12, "15.6", "13 or later"),
+            Case::bad(|state| state.fsync = "off".into(), "fsync = off", "set all"),
+            Case::bad(|state| state.synchronous_commit = "local".into(), "= local", "set all"),
+            Case::bad(|state| state.standbys_synchronous = Some(0), "no such standby", "start"),
+            Case::risk(|state| state.standbys_synchronous = Some(1), "one for which", "second"),
+            Case::risk(|state| state.standby_names.clear(), "commits wait for none", "ANY 1"),
+            Case::risk(
+                |state| {
                     state.standby_names.clear();
                     (state.standbys, state.standbys_synchronous) = (0, None);
-                }),
-                Verdict::Risk,
+                },
                 "unavailable",
                 "attach two",
             ),
-            (
-                Box::new(|state| state.is_encrypted = false),
-                Verdict::Risk,
-                "not encrypted",
-                "sslmode=require",
-            ),
-            (
-                Box::new(|state| state.volume = None),
-                Verdict::Bad,
-                "no such volume",
-                "mkfs",
-            ),
+            Case::risk(|state| state.is_encrypted = false, "not encrypted", "sslmode=require"),
+            Case::bad(|state| state.volume = None, "no such volume", "mkfs"),
         ];
-        for (change, verdict, found, mend) in cases {
-            let checks = judged(change);
-            assert_eq!(checks.len(), 1, "{checks:?}");
-            assert_eq!(checks[0].verdict, verdict, "{checks:?}");
-            assert!(checks[0].found.contains(found), "{checks:?}");
-            assert!(
-                checks[0].mend.as_deref().is_some_and(|text| text.contains(mend)),
-                "{checks:?}"
-            );
-        }
+        check(cases, |change| judged(change));
         // A role that may not see which ones are synchronous does not say that there are none.
         assert_eq!(judged(|state| state.standbys_synchronous = None), []);
     }
