@@ -94,7 +94,7 @@ impl<'m> Hello<'m> {
         };
         if magic != MAGIC {
             return Err(FsError::Io(
-                "this is a Ferrite server, and the client is none of Ferrite".into(),
+                "this is a Ferrite server, and the client does not speak its protocol; is the port right?".into(),
             ));
         }
         if version != VERSION {

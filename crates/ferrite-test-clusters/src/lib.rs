@@ -1,4 +1,5 @@
-//! PostgreSQL and Ceph in temporary folders, on loopback, for tests that need the real servers.
+//! PostgreSQL and Ceph in temporary folders, on loopback, for tests and benchmarks that need the real
+//! servers.
 //!
 //! | module | contents |
 //! | --- | --- |
@@ -18,7 +19,7 @@
 //! server's log. Nothing listens anywhere but on loopback. The servers trust every user of the machine, so they must
 //! hold nothing but the data of tests.
 //!
-//! *Architecture invariant:* only tests use this crate. It knows no other crate of the workspace.
+//! *Architecture invariant:* only tests and the lab use this crate. It knows no other crate of the workspace.
 #![forbid(unsafe_code)]
 
 mod ceph;
