@@ -16,8 +16,9 @@ use super::{Failure, Outcome, USAGE, mounts, say, say_json, size};
 /// Check what this machine supports, or the servers of a pool, and say how to get what is missing
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-With a pool, the check is of the database and the Ceph cluster that its file names, and not of this machine. It takes \
-and changes nothing, also while the pool is in use.
+With a pool, the check is of the database and the Ceph cluster that its file names, and not of this machine. Nothing of \
+the pool is taken or changed, also while it is in use. To see whether a dead owner can be fenced, an address that no \
+machine has is on Ceph's blocklist for a second.
 
 Exit code: 0 if pools can be mounted, 1 if a requirement is missing.")]
 pub(crate) struct Doctor {
