@@ -178,12 +178,11 @@ pub fn assemble(meta: Box<dyn MetaStore>, stores: Vec<Option<BlobStore>>, option
 pub fn assemble_with(meta: Box<dyn MetaStore>, content: Box<dyn ContentStore>, options: Options) -> Result<NvmeFs> {
     let mut record = read_record(&*meta)?;
     let (stores, content_limits) = (content.stores(), content.limits());
-    // A look at a pool that a server owns has none of its content, of whichever kind.
-    let has_unique_ids = match options.look {
-        true => record.has_unique_ids,
-        false => content_limits.has_unique_ids,
-    };
-    check_content(&record, stores, has_unique_ids)?;
+    check_content(
+        &record,
+        stores,
+        (!options.look).then_some(content_limits.has_unique_ids),
+    )?;
     if options.read_only && !options.inspect && !record.is_clean {
         return Err(FsError::ReadOnly);
     }
@@ -247,13 +246,16 @@ pub fn assemble_with(meta: Box<dyn MetaStore>, content: Box<dyn ContentStore>, o
     Ok(NvmeFs(Owner::of(core)))
 }
 
-/// Whether this is the content of the pool.
-fn check_content(record: &PoolRecord, stores: u16, has_unique_ids: bool) -> Result<()> {
+/// Whether this is the content of the pool. A look at a pool that a server owns has none of its content, of whichever
+/// kind: then `has_unique_ids` is `None`.
+fn check_content(record: &PoolRecord, stores: u16, has_unique_ids: Option<bool>) -> Result<()> {
     if record.stores > stores {
         let text = format!("the pool has {} data stores, {stores} were given", record.stores);
         return Err(FsError::damaged(None, text));
     }
-    if record.has_unique_ids != has_unique_ids {
+    if let Some(has_unique_ids) = has_unique_ids
+        && record.has_unique_ids != has_unique_ids
+    {
         let text = match has_unique_ids {
             true => "the pool has its content on data devices, and was given another store for it",
             false => "the pool does not have its content on data devices; name the store that has it",

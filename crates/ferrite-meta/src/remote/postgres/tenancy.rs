@@ -34,7 +34,8 @@ impl PostgresRemote {
     /// The owner of a shard, by the database's clock.
     ///
     /// # Errors
-    /// [`Error::Missing`](crate::Error::Missing) if there is no such shard; [`Error::Unreachable`](crate::Error::Unreachable); others of the database.
+    /// [`Error::Missing`](crate::Error::Missing) if there is no such shard;
+    /// [`Error::Unreachable`](crate::Error::Unreachable); others of the database.
     pub fn tenancy(&self, shard: u64) -> Result<Tenancy> {
         let row = self.row(shard)?;
         Ok(Tenancy {
