@@ -16,7 +16,7 @@ use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Config, Row, Socket, Statement};
 
-use super::sql::Statements;
+use super::sql::{PLANS, Statements};
 
 /// Why a call has no result.
 #[derive(Debug)]
@@ -185,7 +185,7 @@ impl Session {
         session.batch(&format!(
             "SET synchronous_commit = on; SET statement_timeout = {ms}; SET lock_timeout = {ms}; \
              SET idle_in_transaction_session_timeout = {ms}; SET client_min_messages = warning; \
-             SET default_transaction_isolation = 'read committed'"
+             SET default_transaction_isolation = 'read committed'; {PLANS}"
         ))?;
         Ok(session)
     }

@@ -7,6 +7,11 @@
 //! whether the guard found its row. The row stays locked until the transaction ends, and a transaction that waits for
 //! it looks again at what it then finds (READ COMMITTED), so two batches never pass the guard with one number. The
 //! guard also asks for the settings without which a commit could be lost.
+//!
+//! Each statement has one plan, whatever the database knows of the tables' sizes: a plan is kept for as long as the
+//! connection, and one that was best for ten pairs reads a million later. So a session has only index scans to choose
+//! from ([`PLANS`]), and single keys are looked up in subqueries that `OFFSET 0` keeps whole: of `key = ANY(…)` the
+//! planner may make a filter behind a scan of the whole shard.
 
 /// The format of the tables; a program takes a shard only if it knows the shard's.
 pub(super) const VERSION: i32 = 1;
@@ -34,6 +39,11 @@ pub(super) fn is_name(name: &str) -> bool {
     let is_part = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
     name.len() <= 48 && name.starts_with(|first: char| first.is_ascii_lowercase()) && name.bytes().all(is_part)
 }
+
+/// Settings of a session that leave one plan for each statement; `enable_sort` makes a range come from the index in its
+/// order.
+pub(super) const PLANS: &str = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; \
+                                SET enable_bitmapscan = off; SET enable_sort = off; SET jit = off";
 
 const SAFE: &str = "current_setting('fsync') = 'on' AND current_setting('full_page_writes') = 'on' \
                     AND current_setting('synchronous_commit') IN ('on', 'remote_apply')";
@@ -66,8 +76,9 @@ impl Statements {
             apply: format!(
                 "WITH guard AS (UPDATE {schema}.owners SET seq = $3::bigint \
                  WHERE shard = $1::bigint AND epoch = $2::bigint AND seq = $3::bigint - 1 AND {SAFE} RETURNING 1), \
-                 deleted AS (DELETE FROM {schema}.pairs \
-                 WHERE shard = $1::bigint AND key = ANY($4::bytea[]) AND EXISTS (SELECT FROM guard)), \
+                 deleted AS (DELETE FROM {schema}.pairs WHERE ctid = ANY(ARRAY(SELECT place.ctid \
+                 FROM unnest($4::bytea[]) AS old (key) CROSS JOIN LATERAL (SELECT ctid FROM {schema}.pairs \
+                 WHERE shard = $1::bigint AND key = old.key OFFSET 0) AS place)) AND EXISTS (SELECT FROM guard)), \
                  stored AS (INSERT INTO {schema}.pairs (shard, key, value) \
                  SELECT $1::bigint, key, value FROM unnest($5::bytea[], $6::bytea[]) AS new (key, value) \
                  WHERE EXISTS (SELECT FROM guard) \
@@ -79,9 +90,10 @@ impl Statements {
                  WHERE shard = $1::bigint AND epoch = $2::bigint AND seq = $3::bigint"
             ),
             get_many: format!(
-                "SELECT owners.epoch, owners.seq, pairs.key, pairs.value FROM {schema}.owners \
-                 LEFT JOIN {schema}.pairs ON pairs.shard = owners.shard AND pairs.key = ANY($2::bytea[]) \
-                 WHERE owners.shard = $1::bigint"
+                "SELECT owners.epoch, owners.seq, found.key, found.value FROM {schema}.owners LEFT JOIN LATERAL \
+                 (SELECT pair.key, pair.value FROM unnest($2::bytea[]) AS wanted (key) CROSS JOIN LATERAL \
+                 (SELECT key, value FROM {schema}.pairs WHERE shard = $1::bigint AND key = wanted.key OFFSET 0) \
+                 AS pair) AS found ON true WHERE owners.shard = $1::bigint"
             ),
             scan: format!(
                 "SELECT owners.epoch, owners.seq, page.key, page.value FROM {schema}.owners LEFT JOIN LATERAL \
