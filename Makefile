@@ -14,8 +14,8 @@ UNDER_TEST = FERRITE_BIN=$(CARGO_TARGET_DIR)/ci/ferrite FERRITE_LAB_BIN=$(CARGO_
 # can have librados; without it, its tests are left out, aloud. The shell looks for it, not make, which would do so before a rule has installed it.
 HAS_RADOS = [ -e /usr/include/rados/librados.h ]
 FEATURES = ferrite-cli/nvme,ferrite-lab/leveldb,ferrite-lab/nvme
-PROGRAM_FEATURES = $(FEATURES)$$(! $(HAS_RADOS) || echo ,ferrite-cli/rados)
-ALL_FEATURES = $(FEATURES)$$(! $(HAS_RADOS) || echo ,ferrite-cli/rados,ferrite-rados/librados,ferrite-nvme/rados)
+PROGRAM_FEATURES = $(FEATURES)$$(! $(HAS_RADOS) || echo ,ferrite-cli/rados,ferrite-lab/rados)
+ALL_FEATURES = $(FEATURES)$$(! $(HAS_RADOS) || echo ,ferrite-cli/rados,ferrite-lab/rados,ferrite-rados/librados,ferrite-nvme/rados)
 SAY_SKIPPED = @$(HAS_RADOS) || echo "SKIPPED: tests of content in Ceph need the Debian package librados-dev"
 
 .PHONY: demo test check lint unit soak fuzz race pmem rdma bench explain build install clean help

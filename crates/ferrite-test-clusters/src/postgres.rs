@@ -146,6 +146,11 @@ impl Server {
         format!("host=127.0.0.1 port={port} user={ROLE} dbname=postgres connect_timeout=10")
     }
 
+    /// The same as a URL, for programs that take no connection string.
+    pub fn url(&self) -> String {
+        format!("postgres://{ROLE}@127.0.0.1:{}/postgres?sslmode=disable", self.port)
+    }
+
     /// Its port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port

@@ -104,7 +104,7 @@ fn groups() -> [(&'static str, Vec<&'static str>); 12] {
         #[cfg(not(feature = "nvme"))]
         ("nvme", Vec::new()),
         #[cfg(feature = "nvme")]
-        ("cluster", cluster::NAMES.to_vec()),
+        ("cluster", cluster::names()),
         #[cfg(not(feature = "nvme"))]
         ("cluster", Vec::new()),
         #[cfg(feature = "rdma")]

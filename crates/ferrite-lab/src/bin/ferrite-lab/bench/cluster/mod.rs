@@ -1,15 +1,20 @@
-//! The NVMe engine with its metadata in PostgreSQL, compared with the same engine over RocksDB.
+//! The NVMe engine with its metadata in PostgreSQL, compared with the same engine over RocksDB; with its content in
+//! Ceph, compared with librados ([`rados`]); and mounted, compared with JuiceFS on the same database ([`juicefs`]).
 //!
-//! Contents: the rows, and [`Side`], one of the two pools. A PostgreSQL of this group's own, on loopback, holds the
-//! metadata of one side; a directory in memory holds RocksDB of the other. Both keep content in files in memory, of the
-//! same size, so that the rows compare the metadata alone.
+//! Contents: the rows of the first comparison, and [`Side`], one of its pools. A PostgreSQL of this group's own, on
+//! loopback, holds the metadata of one side; a directory in memory holds RocksDB of the other. Both keep content in
+//! files in memory, of the same size, so that the rows compare the metadata alone.
 //!
 //! Invariants: both sides do the same operations, in turn, from as many threads. Neither waits for a disk where the
 //! system's memory has space (`ferrite-test-clusters` says when), so a commit costs PostgreSQL its messages and its
 //! work, and no `fsync` of a device.
 
+mod juicefs;
+#[cfg(feature = "rados")]
+mod rados;
+
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,8 +31,16 @@ use super::operations::TmpfsDir;
 use super::{Circumstances, Effort, Output, whole};
 use crate::Failure;
 
-/// Names of the rows: each operation from one thread, and from [`THREADS`].
-pub(crate) const NAMES: &[&str] = &[
+/// Names of all rows.
+pub(crate) fn names() -> Vec<&'static str> {
+    let mut names = [NAMES, juicefs::NAMES].concat();
+    #[cfg(feature = "rados")]
+    names.extend(rados::NAMES);
+    names
+}
+
+/// Names of the rows against RocksDB: each operation from one thread, and from [`THREADS`].
+const NAMES: &[&str] = &[
     "cluster_create",
     "cluster_create_16_threads",
     "cluster_stat",
@@ -109,13 +122,23 @@ impl Operation {
 
 /// Runs the group.
 pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
-    if !NAMES.iter().any(|name| out.wants(name)) {
+    if !names().iter().any(|name| out.wants(name)) {
         return Ok(());
     }
     let database = Postgres::start(&PostgresOptions::default())?;
     let dir = TmpfsDir::new()?;
-    let ours = Side::make(&dir.0, "postgres", |config| on_database(config, &database, "names"))?;
-    let theirs = Side::make(&dir.0, "rocksdb", |_| ())?;
+    against_rocksdb(effort, out, &database, &dir.0)?;
+    #[cfg(feature = "rados")]
+    rados::run(effort, out, &database, &dir.0)?;
+    juicefs::run(effort, out, &database, &dir.0)
+}
+
+fn against_rocksdb(effort: Effort, out: &mut Output, database: &Postgres, dir: &Path) -> Result<(), Failure> {
+    if !NAMES.iter().any(|name| out.wants(name)) {
+        return Ok(());
+    }
+    let ours = Side::make(dir, "postgres", |config| on_database(config, database, "names"))?;
+    let theirs = Side::make(dir, "rocksdb", |_| ())?;
     for (operation, names) in Operation::ALL.into_iter().zip(NAMES.chunks(2)) {
         for (&name, threads) in names.iter().zip([1, THREADS]) {
             if !out.wants(name) {
@@ -155,6 +178,23 @@ fn on_database(config: &mut Config, database: &Postgres, volume: &str) {
     config.metadata.volume = Some(volume.to_owned());
 }
 
+/// Makes a pool in `dir`, with its metadata in RocksDB and its content in a file unless `describe` says otherwise. Its
+/// pages count as written whole. Returns the path of the file that describes it.
+fn make_pool(dir: &Path, name: &str, describe: impl FnOnce(&mut Config)) -> Result<PathBuf, Failure> {
+    let (data, config) = (dir.join(format!("{name}.data")), dir.join(format!("{name}.toml")));
+    File::create(&data)?.set_len(DEVICE_BYTES)?;
+    let mut described = Config::new(dir.join(format!("{name}.metadata")), [data]);
+    if let DataPlace::Devices(devices) = &mut described.data {
+        devices.iter_mut().for_each(|device| device.whole_pages = Some(true));
+    }
+    describe(&mut described);
+    std::fs::write(&config, described.to_text())?;
+    let mut options = MakeOptions::default();
+    options.force = true;
+    ferrite_nvme::make(&config, &options)?;
+    Ok(config)
+}
+
 /// A buffer for each thread; operations on names get the shortest.
 fn buffers(operation: Operation, threads: usize) -> Result<Vec<Buffer>, Failure> {
     let len = operation.len().max(BLOCK_BYTES);
@@ -179,20 +219,9 @@ impl Drop for Side {
 }
 
 impl Side {
-    /// Makes a pool in `dir`, with its metadata in RocksDB and its content in a file unless `describe` says otherwise;
-    /// opens it, and makes the files that the rows need. Its pages count as written whole.
+    /// Makes a pool ([`make_pool`]), opens it, and makes the files that the rows need.
     fn make(dir: &Path, name: &str, describe: impl FnOnce(&mut Config)) -> Result<Side, Failure> {
-        let (data, config) = (dir.join(format!("{name}.data")), dir.join(format!("{name}.toml")));
-        File::create(&data)?.set_len(DEVICE_BYTES)?;
-        let mut described = Config::new(dir.join(format!("{name}.metadata")), [data]);
-        if let DataPlace::Devices(devices) = &mut described.data {
-            devices.iter_mut().for_each(|device| device.whole_pages = Some(true));
-        }
-        describe(&mut described);
-        std::fs::write(&config, described.to_text())?;
-        let mut options = MakeOptions::default();
-        options.force = true;
-        ferrite_nvme::make(&config, &options)?;
+        let config = make_pool(dir, name, describe)?;
         let volume = NvmeVolume::open(&config, Options::default())?;
         let fs = volume.fs();
         let file = filled(&*fs)?;
