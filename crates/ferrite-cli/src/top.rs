@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use ferrite::MountOptions;
 use ferrite::volume::Address;
 use ferrite_client::volume::RemoteVolume;
-use ferrite_proto::{Activity, Counted, OperationActivity, Request, SHORTEST_LOG2};
+use ferrite_proto::{Activity, Counted, OperationActivity, Request, SHORTEST_LOG2, TenureActivity};
 
 use super::printable::printable;
 use super::target::address;
@@ -87,6 +87,51 @@ struct Sample {
     in_grace: bool,
     operations: Vec<Row>,
     clients: Vec<Client>,
+    /// The server's ownership of a volume that servers hand to each other.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tenure: Option<Tenure>,
+}
+
+/// The work of a volume's owner since it took the volume.
+#[derive(serde::Serialize)]
+struct Tenure {
+    epoch: u64,
+    lease_left_ms: u64,
+    renewals_failed: u64,
+    last_batch: u64,
+    batches: u64,
+    commits: u64,
+    batch_mean_us: f64,
+    batch_max_us: u64,
+}
+
+impl Tenure {
+    fn of(tenure: &TenureActivity) -> Tenure {
+        Tenure {
+            epoch: tenure.epoch,
+            lease_left_ms: tenure.left_ms,
+            renewals_failed: tenure.renewals_failed,
+            last_batch: tenure.last_batch,
+            batches: tenure.batches,
+            commits: tenure.commits,
+            batch_mean_us: tenure.commit_us as f64 / tenure.batches.max(1) as f64,
+            batch_max_us: tenure.commit_us_max,
+        }
+    }
+
+    /// A line of the table.
+    fn line(&self) -> String {
+        format!(
+            "owner: epoch {}, lease {:.1} s, {} renewals failed; batch {}: {:.1} commits in one, {:.0} us (slowest {} us)",
+            self.epoch,
+            self.lease_left_ms as f64 / 1e3,
+            self.renewals_failed,
+            self.last_batch,
+            self.commits as f64 / self.batches.max(1) as f64,
+            self.batch_mean_us,
+            self.batch_max_us,
+        )
+    }
 }
 
 impl Row {
@@ -154,6 +199,7 @@ fn sample(activity: &Activity) -> Sample {
                     .collect(),
             })
             .collect(),
+        tenure: activity.tenure.as_ref().map(Tenure::of),
     }
 }
 
@@ -170,6 +216,13 @@ fn since(before: &Activity, now: &Activity) -> Activity {
         busy_ns: now.busy_ns.saturating_sub(before.busy_ns),
     };
     let mut between = now.clone();
+    if let (Some(now), Some(before)) = (&mut between.tenure, &before.tenure)
+        && now.epoch == before.epoch
+    {
+        now.batches = now.batches.saturating_sub(before.batches);
+        now.commits = now.commits.saturating_sub(before.commits);
+        now.commit_us = now.commit_us.saturating_sub(before.commit_us);
+    }
     let earlier: BTreeMap<u16, &OperationActivity> = before
         .operations
         .iter()
@@ -223,6 +276,9 @@ fn table(export: &str, now: &Activity, part: &Activity, seconds: f64) -> String 
         now.sessions_expired,
         if now.is_in_grace { ", in grace" } else { "" }
     );
+    if let Some(tenure) = &part.tenure {
+        let _ = writeln!(text, "{}", Tenure::of(tenure).line());
+    }
     let _ = writeln!(
         text,
         "\n{:<16} {:>10} {:>8} {:>10} {:>10} {:>9} {:>9} {:>9}",

@@ -10,11 +10,12 @@
 //! Used by `volume`, and by tests.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ferrite_vfs::buffers::Buffer;
 use ferrite_vfs::buffers::borrowed::Borrowed;
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
-use ferrite_vfs::volume::Ownership;
+use ferrite_vfs::volume::{Ownership, TenureReport};
 use ferrite_vfs::{
     Attr, Ctx, DirEntry, FallocateMode, FileSystem, FsError, Ino, Layer, NewFile, NewNode, OpenFile, OpenFlags,
     OpenMode, Opened, ReadDone, RenameMode, Result, SetAttr, Start, StatFs, WriteDone, WriteMode, Written, XattrMode,
@@ -81,6 +82,22 @@ impl Ownership for Core {
         ended
             .map(|error| error.to_string())
             .or_else(|| self.failed.lock().clone())
+    }
+
+    fn report(&self) -> TenureReport {
+        let Some(owned) = self.meta.statistics().owned else {
+            return TenureReport::default();
+        };
+        TenureReport {
+            epoch: owned.epoch,
+            left: owned.lease_left,
+            renewals_failed: owned.renewals_failed,
+            last_batch: owned.seq,
+            batches: owned.batches,
+            commits: owned.commits,
+            commit_time: Duration::from_micros(owned.commit_us),
+            commit_time_max: Duration::from_micros(owned.commit_us_max),
+        }
     }
 }
 

@@ -27,6 +27,8 @@ pub struct Activity {
     pub operations: Vec<OperationActivity>,
     /// The current clients, the busiest first; not all of them if there are many.
     pub clients: Vec<ClientActivity>,
+    /// The server's ownership of the volume, if servers hand the volume to each other.
+    pub tenure: Option<TenureActivity>,
 }
 
 fields!(Activity {
@@ -37,7 +39,40 @@ fields!(Activity {
     sessions_expired,
     is_in_grace,
     operations,
-    clients
+    clients,
+    tenure
+});
+
+/// The work of a volume's owner since it took the volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TenureActivity {
+    /// The number of the tenure.
+    pub epoch: u64,
+    /// For how long the owner may still answer, unless it renews its lease.
+    pub left_ms: u64,
+    /// Renewals of the lease that failed.
+    pub renewals_failed: u64,
+    /// The number of the volume's last batch of changes.
+    pub last_batch: u64,
+    /// Batches sent to the database.
+    pub batches: u64,
+    /// Commits in these batches.
+    pub commits: u64,
+    /// The time that batches took, in all.
+    pub commit_us: u64,
+    /// The time that the slowest batch took.
+    pub commit_us_max: u64,
+}
+
+fields!(TenureActivity {
+    epoch,
+    left_ms,
+    renewals_failed,
+    last_batch,
+    batches,
+    commits,
+    commit_us,
+    commit_us_max
 });
 
 /// Count and cost of an operation.

@@ -207,7 +207,7 @@ impl Inner {
 
     /// Whether an answer that was made before may be sent.
     fn check_may_answer(&self) -> std::result::Result<(), Close> {
-        match self.may_answer.as_ref().is_none_or(|may_answer| may_answer()) {
+        match self.ownership.as_ref().is_none_or(|ownership| ownership.may_answer()) {
             true => Ok(()),
             false => Err(Close),
         }

@@ -60,6 +60,7 @@ use ferrite_checks::ranked::Mutex;
 use ferrite_transport::reactor::{self, Close, Reactors, Served};
 use ferrite_transport::send_queue::SendQueue;
 use ferrite_transport::source::Throttle;
+use ferrite_vfs::volume::Ownership;
 use ferrite_vfs::workers::{Work, Workers};
 use ferrite_vfs::{FileSystem, FsError, Result};
 use rustc_hash::FxHashMap;
@@ -90,7 +91,7 @@ pub use admission::{Bounds, Resource};
 pub use export::{ExportOptions, NOBODY};
 pub use ferrite_transport::reactor::FabricOptions;
 pub use meter::Metrics;
-pub use movable::{MayAnswer, Movable, Stopped};
+pub use movable::{Movable, Stopped};
 pub use observe::Observer;
 pub use options::ServerOptions;
 pub use rdma::{KeyWanted, Keys, Rdma};
@@ -103,7 +104,7 @@ struct Inner {
     sessions: Mutex<lock_order::Sessions, FxHashMap<(usize, u64), Arc<Session>>>,
     common: Arc<Common>,
     /// Whether an answer that was made before may leave; `None`: always.
-    may_answer: Option<MayAnswer>,
+    ownership: Option<Arc<dyn Ownership>>,
     /// When slots were last revoked, as [`Inner::now_ms`] counts.
     slots_taken_ms: AtomicU64,
     /// Throttles log lines about sessions that have ended.
@@ -270,7 +271,7 @@ impl Opened {
 
 impl Inner {
     /// The state of a server that does not receive yet; starts the threads that work for it.
-    fn new(opened: Opened, common: &Arc<Common>, may_answer: Option<MayAnswer>) -> Result<Inner> {
+    fn new(opened: Opened, common: &Arc<Common>, ownership: Option<Arc<dyn Ownership>>) -> Result<Inner> {
         let options = &common.options;
         let Opened { stores, exports, grace } = opened;
         let submitting = stores.iter().filter(|store| store.limits.submits);
@@ -282,9 +283,9 @@ impl Inner {
             stores,
             sessions: Mutex::default(),
             // Files of volumes that move are not offered to RDMA: its writes know no owner.
-            verbs: options.rdma.clone().filter(|_| may_answer.is_none()).map(Verbs::new),
+            verbs: options.rdma.clone().filter(|_| ownership.is_none()).map(Verbs::new),
             common: Arc::clone(common),
-            may_answer,
+            ownership,
             slots_taken_ms: AtomicU64::new(0),
             end_log: Throttle::new(),
             grace,

@@ -7,21 +7,19 @@
 //! volume, a Hello is answered by the owner's address. The state of sessions lies in the volume, so a session that
 //! begins at one server continues at the next, as after a restart.
 //!
-//! *Architecture invariant:* this crate does not know how a volume is owned. It asks the function that comes with the
-//! engine whether an answer may leave.
+//! *Architecture invariant:* this crate does not know how a volume is owned. It asks the [`Ownership`] that comes with
+//! the engine whether an answer may leave.
 
 use std::sync::Arc;
 
 use ferrite_checks::ranked::Mutex;
+use ferrite_vfs::volume::Ownership;
 use ferrite_vfs::{FileSystem, FsError, Result};
 
 use super::common::Common;
 use super::export::{Export, ExportOptions};
 use super::{Inner, Opened, Running};
 use crate::lock_order;
-
-/// Whether an answer that was made before may leave.
-pub type MayAnswer = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// An export, and the engines that have it.
 pub(super) type Found = (Arc<Inner>, Arc<Export>);
@@ -60,8 +58,8 @@ impl Place {
     /// [`FsError::NotOwner`].
     pub(super) fn find(&self, means: impl Fn(&ExportOptions) -> bool) -> Result<Found> {
         let address = match &*self.served.lock() {
-            Served::Here(running) => match (running.inner.find_export(means), &running.inner.may_answer) {
-                (Some(found), Some(may_answer)) if may_answer() => return Ok(found),
+            Served::Here(running) => match (running.inner.find_export(means), &running.inner.ownership) {
+                (Some(found), Some(ownership)) if ownership.may_answer() => return Ok(found),
                 _ => String::new(),
             },
             Served::Elsewhere(address) => address.clone(),
@@ -96,15 +94,15 @@ impl Movable {
         }
     }
 
-    /// Serves the volume from now on. `may_answer` is asked before each answer leaves, and must be quick; an answer
+    /// Serves the volume from now on. `ownership` is asked before each answer leaves; an answer
     /// that may not leave closes its connection instead, and the client asks again, here or at the next owner. Blocks
     /// for the record of earlier sessions.
     ///
     /// # Errors
     /// The root of an export is no directory; errors of the engine; the system has no threads.
-    pub fn serve(&self, engine: Arc<dyn FileSystem>, may_answer: MayAnswer) -> Result<()> {
+    pub fn serve(&self, engine: Arc<dyn FileSystem>, ownership: Arc<dyn Ownership>) -> Result<()> {
         let opened = Opened::open(vec![(engine, self.place.exports.clone())], &self.common.options)?;
-        let running = Running::start(opened, &self.common, Some(may_answer))?;
+        let running = Running::start(opened, &self.common, Some(ownership))?;
         *self.place.served.lock() = Served::Here(running);
         Ok(())
     }

@@ -9,14 +9,15 @@ use super::meter::Metrics;
 use super::session::Session;
 use super::verbs::Verbs;
 use super::{Inner, Server};
-use ferrite_proto::{Activity, BoundFileInfo, ClientActivity, Counted, LATENCY_CLASSES, OPCODES_MAX};
+use ferrite_proto::{Activity, BoundFileInfo, ClientActivity, Counted, LATENCY_CLASSES, OPCODES_MAX, TenureActivity};
+use ferrite_vfs::volume::TenureReport;
 
 /// Most clients in a report to a client.
 const CLIENTS_MAX: usize = 32;
 /// Maximum length of a reply: all kinds of requests, by as many clients, and all latencies.
 const REPLY_BYTES_MAX: usize = CLIENTS_MAX * (160 + OPCODES_MAX * (2 + size_of::<Counted>()))
     + OPCODES_MAX * (6 + size_of::<Counted>() + 8 * LATENCY_CLASSES)
-    + 64;
+    + 128;
 const _: () = assert!(REPLY_BYTES_MAX < ferrite_transport::frame::BODY_BYTES_MAX);
 
 /// Reports a server's activity, as long as the server exists.
@@ -27,6 +28,20 @@ impl Observer {
     /// Its activity now, with all clients; `None` once the server is gone.
     pub fn look(&self) -> Option<Metrics> {
         Some(self.0.upgrade()?.metrics())
+    }
+}
+
+fn tenure_of(report: &TenureReport) -> TenureActivity {
+    let number = |time: u128| u64::try_from(time).unwrap_or(u64::MAX);
+    TenureActivity {
+        epoch: report.epoch,
+        left_ms: number(report.left.as_millis()),
+        renewals_failed: report.renewals_failed,
+        last_batch: report.last_batch,
+        batches: report.batches,
+        commits: report.commits,
+        commit_us: number(report.commit_time.as_micros()),
+        commit_us_max: number(report.commit_time_max.as_micros()),
     }
 }
 
@@ -76,6 +91,7 @@ impl Inner {
             is_in_grace: self.grace(&export.store).is_on(),
             operations,
             clients,
+            tenure: self.ownership.as_ref().map(|ownership| tenure_of(&ownership.report())),
         }
     }
 

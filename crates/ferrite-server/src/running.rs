@@ -12,9 +12,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ferrite_vfs::Result;
+use ferrite_vfs::volume::Ownership;
 
 use super::common::Common;
-use super::movable::MayAnswer;
 use super::{Inner, Opened, cannot_start};
 
 /// How long a stop waits for sessions to end whose clients have left: an engine may be stuck.
@@ -31,8 +31,12 @@ pub(super) struct Running {
 
 impl Running {
     /// Starts the threads that work for engines.
-    pub(super) fn start(opened: Opened, common: &Arc<Common>, may_answer: Option<MayAnswer>) -> Result<Running> {
-        let inner = Arc::new(Inner::new(opened, common, may_answer)?);
+    pub(super) fn start(
+        opened: Opened,
+        common: &Arc<Common>,
+        ownership: Option<Arc<dyn Ownership>>,
+    ) -> Result<Running> {
+        let inner = Arc::new(Inner::new(opened, common, ownership)?);
         let reaper = inner.start_reaper().map_err(cannot_start)?;
         Ok(Running {
             inner,

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use ferrite_client::{Client, ClientOptions, ConnectError};
 use ferrite_server::{ExportOptions, Movable, Server, ServerOptions};
 use ferrite_vfs::memfs::MemFs;
+use ferrite_vfs::volume::{Ownership, TenureReport};
 use ferrite_vfs::{FileSystem, FsError, ROOT_INO, SYSTEM};
 
 /// A server with a volume that stays, `own`, and one that moves, `moving`.
@@ -20,6 +21,43 @@ struct Moving {
     address: String,
     volume: Arc<MemFs>,
     may_answer: Arc<AtomicBool>,
+}
+
+/// The right to answer, as the test has it.
+struct Switch(Arc<AtomicBool>);
+
+impl Ownership for Switch {
+    fn may_answer(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+
+    fn lost(&self) -> Option<String> {
+        None
+    }
+
+    fn report(&self) -> TenureReport {
+        TenureReport {
+            epoch: 7,
+            left: Duration::from_millis(1500),
+            batches: 4,
+            commits: 6,
+            commit_time: Duration::from_millis(2),
+            ..TenureReport::default()
+        }
+    }
+}
+
+/// Administrators see the tenure of a volume that moves, and none of one that stays.
+#[test]
+fn a_report_of_activity_has_the_tenure() {
+    let moving = Moving::new();
+    moving.serve();
+    let seen = moving.connect("moving").unwrap().activity().unwrap().tenure;
+    let seen = seen.unwrap();
+    assert_eq!((seen.epoch, seen.left_ms, seen.batches), (7, 1500, 4));
+    assert_eq!((seen.commits, seen.commit_us), (6, 2000));
+    let stays = moving.connect("own").unwrap();
+    assert_eq!(stays.activity().unwrap().tenure, None);
 }
 
 impl Moving {
@@ -46,12 +84,9 @@ impl Moving {
     }
 
     fn serve(&self) {
-        let may_answer = Arc::clone(&self.may_answer);
+        let ownership = Arc::new(Switch(Arc::clone(&self.may_answer)));
         self.movable
-            .serve(
-                Arc::clone(&self.volume) as Arc<dyn FileSystem>,
-                Arc::new(move || may_answer.load(Ordering::Acquire)),
-            )
+            .serve(Arc::clone(&self.volume) as Arc<dyn FileSystem>, ownership)
             .unwrap();
     }
 

@@ -313,10 +313,7 @@ impl Standby {
             check::directory(&*volume.fs(), directory)?;
         }
         let ownership = volume.ownership().ok_or("it has no owner")?;
-        let may_answer = Arc::new(move || ownership.may_answer());
-        movable
-            .serve(volume.fs(), may_answer)
-            .map_err(|error| error.to_string())
+        movable.serve(volume.fs(), ownership).map_err(|error| error.to_string())
     }
 
     /// Watches over a pool that this server owns. Returns the epoch of the tenure when the pool is to be handed over,

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::{FileSystem, Ino};
 
 pub use error::{VolumeError, VolumeErrorKind};
-pub use ownership::{Candidacy, Ownership, Tenancy};
+pub use ownership::{Candidacy, Ownership, Tenancy, TenureReport};
 
 /// A receiver of progress: phase, done, total.
 pub type Progress<'p> = &'p mut dyn FnMut(&'static str, u64, u64);

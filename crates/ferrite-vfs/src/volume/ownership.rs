@@ -1,7 +1,7 @@
 //! Volumes that servers hand to each other, of which one server at a time is the owner.
 //!
 //! Contents: [`Ownership`], the owner's side; [`Candidacy`], the side of a server that may become the owner;
-//! [`Tenancy`], who is.
+//! [`Tenancy`], who is; [`TenureReport`], the owner's work so far.
 //!
 //! Invariant: whatever is asked here decides only when a server tries to take a volume, and when it stops trying to
 //! answer. That no two owners change a volume is the affair of the store below.
@@ -18,6 +18,30 @@ pub trait Ownership: Send + Sync {
 
     /// Why this opening will make no more changes, if so: another server has the volume, or a commit failed.
     fn lost(&self) -> Option<String>;
+
+    /// The work of the owner since it took the volume. Never waits for another machine.
+    fn report(&self) -> TenureReport;
+}
+
+/// The work of an owner, for administrators.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TenureReport {
+    /// The number of the tenure.
+    pub epoch: u64,
+    /// For how long the owner may still answer, unless it renews its lease.
+    pub left: Duration,
+    /// Renewals of the lease that failed.
+    pub renewals_failed: u64,
+    /// The number of the volume's last batch of changes.
+    pub last_batch: u64,
+    /// Batches sent, and the commits in them.
+    pub batches: u64,
+    /// See [`Self::batches`].
+    pub commits: u64,
+    /// The time that batches took, in all.
+    pub commit_time: Duration,
+    /// The time that the slowest batch took.
+    pub commit_time_max: Duration,
 }
 
 /// The owner of a volume.
