@@ -414,14 +414,9 @@ fn connections_are_encrypted_and_the_server_must_be_the_right_one() {
     for (file, content) in [("own.crt", read("cert.pem")), ("own.key", read("key.pem"))] {
         let folder = server.sql("show data_directory").unwrap();
         let path = format!("{}/{file}", folder.trim());
+        let lines = format!("select regexp_split_to_table('{}', E'\\n')", content.trim());
         server
-            .sql(&format!(
-                "copy (select regexp_split_to_table('{}', E'\\n')) to '{path}'",
-                content.trim()
-            ))
-            .unwrap();
-        server
-            .sql(&format!("copy (select) to program 'chmod 600 {path}'"))
+            .sql(&format!("copy ({lines}) to program 'umask 077; cat > {path}'"))
             .unwrap();
     }
     server.sql("alter system set ssl_cert_file = 'own.crt'").unwrap();
