@@ -318,7 +318,7 @@ impl PostgresRemote {
         }
     }
 
-    /// One attempt to apply a batch.
+    /// One attempt to apply a batch; `with` has no list of deletes if there are none.
     fn apply_once(
         &self,
         committing: &mut MutexGuard<'_, Option<Ready>>,
@@ -334,7 +334,9 @@ impl PostgresRemote {
                 other => other,
             })?),
         };
-        let rows = ready.session.commit(&ready.prepared.apply, with);
+        let Prepared { apply, apply_puts, .. } = &ready.prepared;
+        let statement = if with.len() == 5 { apply_puts } else { apply };
+        let rows = ready.session.commit(statement, with);
         if matches!(rows, Err(Failure::NoAnswer(_) | Failure::NotSent(_))) {
             **committing = None;
         }
@@ -463,9 +465,10 @@ impl Remote for PostgresRemote {
         let deletes: Vec<&[u8]> = batch.deletes.iter().map(Vec::as_slice).collect();
         let keys: Vec<&[u8]> = batch.puts.iter().map(|(key, _)| key.as_slice()).collect();
         let values: Vec<&[u8]> = batch.puts.iter().map(|(_, value)| value.as_slice()).collect();
-        let with: [&(dyn ToSql + Sync); 6] = [&shard, &epoch, &number, &deletes, &keys, &values];
+        let all: [&(dyn ToSql + Sync); 6] = [&shard, &epoch, &number, &keys, &values, &deletes];
+        let with = if deletes.is_empty() { &all[..5] } else { &all[..] };
         let mut committing = self.committing.lock();
-        match self.apply_once(&mut committing, &with) {
+        match self.apply_once(&mut committing, with) {
             Ok(true) => return Ok(Applied::Now),
             Ok(false) => {}
             Err(failure @ Failure::NoAnswer(_)) => return Err(self.unknown(tenure.shard, failure)),

@@ -25,6 +25,8 @@ pub(super) struct Statements {
     pub(super) owner: String,
     pub(super) renew: String,
     pub(super) apply: String,
+    /// A batch that deletes nothing; planning nothing for that saves a tenth of the time.
+    pub(super) apply_puts: String,
     pub(super) confirm: String,
     pub(super) get_many: String,
     pub(super) scan: String,
@@ -73,18 +75,15 @@ impl Statements {
                 "UPDATE {schema}.owners SET expires = clock_timestamp() + $3::bigint * interval '1 microsecond' \
                  WHERE shard = $1::bigint AND epoch = $2::bigint RETURNING 1"
             ),
-            apply: format!(
-                "WITH guard AS (UPDATE {schema}.owners SET seq = $3::bigint \
-                 WHERE shard = $1::bigint AND epoch = $2::bigint AND seq = $3::bigint - 1 AND {SAFE} RETURNING 1), \
-                 deleted AS (DELETE FROM {schema}.pairs WHERE ctid = ANY(ARRAY(SELECT place.ctid \
-                 FROM unnest($4::bytea[]) AS old (key) CROSS JOIN LATERAL (SELECT ctid FROM {schema}.pairs \
-                 WHERE shard = $1::bigint AND key = old.key OFFSET 0) AS place)) AND EXISTS (SELECT FROM guard)), \
-                 stored AS (INSERT INTO {schema}.pairs (shard, key, value) \
-                 SELECT $1::bigint, key, value FROM unnest($5::bytea[], $6::bytea[]) AS new (key, value) \
-                 WHERE EXISTS (SELECT FROM guard) \
-                 ON CONFLICT (shard, key) DO UPDATE SET value = excluded.value) \
-                 SELECT count(*) FROM guard"
+            apply: apply(
+                &schema,
+                &format!(
+                    "deleted AS (DELETE FROM {schema}.pairs WHERE ctid = ANY(ARRAY(SELECT place.ctid \
+                 FROM unnest($6::bytea[]) AS old (key) CROSS JOIN LATERAL (SELECT ctid FROM {schema}.pairs \
+                 WHERE shard = $1::bigint AND key = old.key OFFSET 0) AS place)) AND EXISTS (SELECT FROM guard)), "
+                ),
             ),
+            apply_puts: apply(&schema, ""),
             confirm: format!(
                 "UPDATE {schema}.owners SET seq = seq \
                  WHERE shard = $1::bigint AND epoch = $2::bigint AND seq = $3::bigint"
@@ -111,6 +110,19 @@ impl Statements {
             schema,
         }
     }
+}
+
+/// Applies a batch: the guard, what deletes, if anything does, and what stores.
+fn apply(schema: &str, deleted: &str) -> String {
+    format!(
+        "WITH guard AS (UPDATE {schema}.owners SET seq = $3::bigint \
+         WHERE shard = $1::bigint AND epoch = $2::bigint AND seq = $3::bigint - 1 AND {SAFE} RETURNING 1), \
+         {deleted}stored AS (INSERT INTO {schema}.pairs (shard, key, value) \
+         SELECT $1::bigint, key, value FROM unnest($4::bytea[], $5::bytea[]) AS new (key, value) \
+         WHERE EXISTS (SELECT FROM guard) \
+         ON CONFLICT (shard, key) DO UPDATE SET value = excluded.value) \
+         SELECT count(*) FROM guard"
+    )
 }
 
 /// Counts pairs where they are; `next` shows where the next part begins.
