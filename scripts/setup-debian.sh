@@ -15,7 +15,7 @@ build_packages=(gcc g++ libc6-dev libleveldb-dev libsnappy-dev librocksdb-dev li
     zlib1g-dev libfabric-dev make pkg-config fuse3 sqlite3 git ca-certificates)
 test_packages=(libfuse3-dev fio stress-ng rsync attr acl tar python3)
 # Servers that some tests start in temporary folders. Tests that miss one are skipped, with a message.
-server_packages=(ceph-mon ceph-mgr ceph-osd ceph-common librados-dev)
+server_packages=(prometheus ceph-mon ceph-mgr ceph-osd ceph-common librados-dev)
 compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || server_packages+=(postgresql-15)
 pmem_packages=(qemu-system-x86 debootstrap cpio xz-utils e2fsprogs binutils)
 

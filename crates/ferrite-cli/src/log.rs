@@ -8,6 +8,7 @@
 //! * A log that cannot be written (a full disk, no syslog) never blocks a daemon or ends it.
 //! * Lines in files have times; syslog adds its own, and a terminal needs none. Only terminals get colours.
 
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, Write};
 use std::os::unix::net::UnixDatagram;
@@ -40,7 +41,13 @@ enum Kept {
     },
 }
 
+/// Lines that [`recent`] returns at most, and the length that each is cut to.
+const RECENT_LINES_MAX: usize = 100;
+const RECENT_LINE_CHARS_MAX: usize = 500;
+
 struct Log {
+    /// The last warnings and errors, oldest first.
+    recent: VecDeque<String>,
     /// Lines up to this level go to standard error.
     stderr: Option<Level>,
     /// Lines up to this level are kept.
@@ -49,6 +56,7 @@ struct Log {
 }
 
 static LOG: Mutex<Log> = Mutex::new(Log {
+    recent: VecDeque::new(),
     stderr: Some(Level::ERROR),
     kept_level: Level::WARN,
     kept: Kept::Nothing,
@@ -56,6 +64,17 @@ static LOG: Mutex<Log> = Mutex::new(Log {
 
 fn change(change: impl FnOnce(&mut Log)) {
     change(&mut LOG.lock().unwrap_or_else(PoisonError::into_inner));
+}
+
+/// The last warnings and errors of this process, oldest first, with their times: of its log, and complaints.
+pub(crate) fn recent() -> Vec<String> {
+    let log = LOG.lock().unwrap_or_else(PoisonError::into_inner);
+    log.recent.iter().cloned().collect()
+}
+
+/// Notes a complaint that went to standard error.
+pub(crate) fn remember(line: &str) {
+    change(|log| log.remember(line));
 }
 
 /// Starts the process's log on standard error: errors, and more for each `-v`. A log that is kept has warnings, too.
@@ -137,11 +156,29 @@ impl Write for Line {
     }
 }
 
+/// The time of now, for a line.
+fn stamp() -> String {
+    let mut text = String::new();
+    let _ = SystemTime.format_time(&mut Writer::new(&mut text));
+    text
+}
+
 impl Log {
+    fn remember(&mut self, line: &str) {
+        if self.recent.len() == RECENT_LINES_MAX {
+            self.recent.pop_front();
+        }
+        let line: String = line.trim().chars().take(RECENT_LINE_CHARS_MAX).collect();
+        self.recent.push_back(format!("{} {line}", stamp()));
+    }
+
     /// Writes one line, including its line end, to all destinations. Errors cannot be reported.
     fn write(&mut self, level: Level, line: &[u8]) {
         if line.windows(NOBODY_WAITS.len()).any(|part| part == NOBODY_WAITS) {
             return;
+        }
+        if level <= Level::WARN {
+            self.remember(&plain(line));
         }
         if self.stderr.is_some_and(|most| level <= most) {
             let _ = std::io::stderr().write_all(line);
@@ -152,9 +189,7 @@ impl Log {
         match &mut self.kept {
             Kept::Nothing => {}
             Kept::File(file) => {
-                let mut stamped = String::new();
-                let _ = SystemTime.format_time(&mut Writer::new(&mut stamped));
-                stamped.push_str(&plain(line));
+                let stamped = stamp() + &plain(line);
                 // In one piece, so that lines of several daemons may share a file.
                 let _ = file.write_all(stamped.as_bytes());
             }
@@ -211,6 +246,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let mut log = Log {
+            recent: VecDeque::new(),
             stderr: None,
             kept_level: Level::WARN,
             kept: Kept::File(File::create(&path).unwrap()),
@@ -222,6 +258,11 @@ mod tests {
             b"ERROR log: Failed to send FUSE reply: No such file or directory (os error 2)\n",
         );
         log.write(Level::WARN, b"third\n");
+        assert!(
+            log.recent.len() == 2 && log.recent[1].ends_with("Z third"),
+            "{:?}",
+            log.recent
+        );
         let text = std::fs::read_to_string(path).unwrap();
         let words: Vec<_> = text.lines().map(|line| line.split_once(' ').unwrap()).collect();
         assert_eq!(

@@ -4,6 +4,7 @@
 //! checked before anything is done. Standard output carries results, standard error says what went wrong.
 #![deny(unsafe_code)]
 
+mod console;
 mod contents;
 mod control;
 mod copy;
@@ -13,6 +14,8 @@ mod demo;
 mod df;
 mod doctor;
 mod dump;
+mod endpoint;
+mod exporter;
 mod failover;
 mod files;
 mod freeze;
@@ -47,6 +50,7 @@ mod progress;
 mod replicas;
 mod scrub;
 mod serve;
+mod served;
 mod signals;
 mod size;
 mod target;
@@ -54,6 +58,7 @@ mod top;
 mod trace_file;
 mod umount;
 mod users;
+mod volume_metrics;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -192,6 +197,8 @@ enum Command {
     Freeze(freeze::Freeze),
     /// Allow changes on a frozen mount again
     Thaw(freeze::Thaw),
+    /// Report the mounted pools of this machine to Prometheus
+    Exporter(exporter::Exporter),
     /// Show free space and inodes
     Df(df::Df),
     /// Check a pool, and repair it on request
@@ -271,6 +278,7 @@ fn run(arguments: Arguments) -> Outcome {
         Command::Log(command) => command.run(),
         Command::Freeze(command) => command.run(),
         Command::Thaw(command) => command.run(),
+        Command::Exporter(command) => command.run(),
         Command::Df(command) => command.run(),
         Command::Fsck(command) => command.run(),
         Command::Doctor(command) => command.run(),

@@ -1,170 +1,24 @@
 //! `serve --metrics`: the activity of a server, for Prometheus.
 //!
-//! Contents: [`Endpoint`], a thread that answers HTTP requests; the text it answers with ([`text`]).
-//!
-//! Invariant: a client that connects can delay only other readers of metrics. One connection is served at a time; a
-//! request has a bounded length, and request and answer together a bounded time. Other threads serve the clients of the
-//! server.
+//! Contents: [`source`], the text for an endpoint; [`encoded`], families as text, for `exporter`, too. Threads of their
+//! own serve the clients of the server meanwhile.
 
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use ferrite::volume::Volume;
 use ferrite_proto::{BoundFileInfo, Counted, OperationActivity, RdmaCounters, Request, SHORTEST_LOG2};
 use ferrite_server::{Metrics, Observer};
 use prometheus::TextEncoder;
 use prometheus::proto::{MetricFamily, MetricType};
 
+use super::endpoint::Source;
 use super::metric_family::Family;
-use super::{FAILED, Failure, USAGE};
+use super::served::Volumes;
+use super::volume_metrics::{self, Report};
 
-/// Longest request.
-const REQUEST_BYTES_MAX: usize = 8 << 10;
-/// Request and answer take no longer.
-const TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The path that Prometheus asks for.
-const PATH: &str = "/metrics";
-
-/// Answers HTTP requests until it is dropped.
-pub(crate) struct Endpoint {
-    /// Where it listens.
-    pub(crate) address: SocketAddr,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Endpoint {
-    /// Listens at `HOST:PORT`, or at a port of the loopback address.
-    pub(crate) fn listen(place: &str) -> Result<TcpListener, Failure> {
-        let place = match place.parse::<u16>() {
-            Ok(port) => format!("127.0.0.1:{port}"),
-            Err(_) => place.to_owned(),
-        };
-        let wrong = |error| {
-            let text = format!("--metrics {place}: {error}; give HOST:PORT, or a port of 127.0.0.1");
-            Failure::new(USAGE, text)
-        };
-        let addresses: Vec<SocketAddr> = place.to_socket_addrs().map_err(wrong)?.collect();
-        TcpListener::bind(&addresses[..])
-            .map_err(|error| Failure::new(FAILED, format!("--metrics {place}: cannot listen: {error}")))
-    }
-
-    /// Begins to answer.
-    pub(crate) fn start(listener: TcpListener, observer: Observer, volumes: Volumes) -> io::Result<Endpoint> {
-        let address = listener.local_addr()?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let began = SystemTime::now();
-        let thread = {
-            let stop = Arc::clone(&stop);
-            std::thread::Builder::new()
-                .name("ferrite-metrics".into())
-                .spawn(move || {
-                    for stream in listener.incoming() {
-                        if stop.load(Ordering::Acquire) {
-                            return;
-                        }
-                        match stream {
-                            // The scraper disconnected or timed out; ignore it.
-                            Ok(stream) => drop(answer(stream, &observer, &volumes, began)),
-                            // Out of descriptors, perhaps; do not retry at once.
-                            Err(_) => std::thread::sleep(Duration::from_millis(100)),
-                        }
-                    }
-                })?
-        };
-        Ok(Endpoint {
-            address,
-            stop,
-            thread: Some(thread),
-        })
-    }
-}
-
-impl Drop for Endpoint {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        // It waits for a connection.
-        let woken = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
-        if let (Ok(_), Some(thread)) = (woken, self.thread.take()) {
-            // A panic of the thread was reported when it happened.
-            let _ = thread.join();
-        }
-    }
-}
-
-/// Serves one connection.
-fn answer(mut stream: TcpStream, observer: &Observer, volumes: &Volumes, began: SystemTime) -> io::Result<()> {
-    let end = Instant::now() + TIMEOUT;
-    let mut request = Vec::new();
-    let mut piece = [0; 1024];
-    while !request.windows(4).any(|part| part == b"\r\n\r\n") {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() || request.len() > REQUEST_BYTES_MAX {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        stream.set_read_timeout(Some(left))?;
-        match stream.read(&mut piece)? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            count => request.extend(&piece[..count]),
-        }
-    }
-    let line = request.split(|&byte| byte == b'\r').next().unwrap_or_default();
-    let line = String::from_utf8_lossy(line);
-    let mut words = line.split(' ');
-    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    let path = target.split('?').next().unwrap_or_default();
-    let (status, body) = match (method, path, observer.look()) {
-        ("GET" | "HEAD", PATH, Some(metrics)) => ("200 OK", text(&metrics, volumes, began)),
-        ("GET" | "HEAD", PATH, None) => ("503 Service Unavailable", "the server is ending\n".to_owned()),
-        ("GET" | "HEAD", ..) => ("404 Not Found", format!("the metrics are at {PATH}\n")),
-        _ => ("405 Method Not Allowed", "only GET is answered\n".to_owned()),
-    };
-    let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\n\
-         Connection: close\r\n\r\n",
-        body.len()
-    );
-    let body = if method == "HEAD" { "" } else { &body };
-    let answer = [head.as_bytes(), body.as_bytes()].concat();
-    let mut rest = &answer[..];
-    while !rest.is_empty() {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        stream.set_write_timeout(Some(left))?;
-        let count = stream.write(rest)?;
-        rest = &rest[count..];
-    }
-    Ok(())
-}
-
-/// The volumes that a server has now. Those that servers hand to each other come and go.
-#[derive(Clone, Default)]
-pub(crate) struct Volumes(Arc<Mutex<Vec<Arc<dyn Volume>>>>);
-
-impl Volumes {
-    pub(crate) fn add(&self, volume: &Arc<dyn Volume>) {
-        self.list().push(Arc::clone(volume));
-    }
-
-    pub(crate) fn remove(&self, volume: &Arc<dyn Volume>) {
-        self.list().retain(|known| !Arc::ptr_eq(known, volume));
-    }
-
-    fn show(&self, look: impl FnOnce(&[Arc<dyn Volume>])) {
-        look(&self.list());
-    }
-
-    fn list(&self) -> MutexGuard<'_, Vec<Arc<dyn Volume>>> {
-        // A list is whole after each step.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// The report of a server, as long as it runs.
+pub(crate) fn source(observer: Observer, volumes: Volumes) -> Source {
+    let began = SystemTime::now();
+    Box::new(move || Some(text(&observer.look()?, &volumes, began)))
 }
 
 /// The text for Prometheus.
@@ -226,12 +80,15 @@ fn text(metrics: &Metrics, volumes: &Volumes, began: SystemTime) -> String {
     operations(&mut families, metrics);
     rdma(&mut families, metrics);
     volumes.show(|volumes| super::owned_metrics::add(&mut families, volumes));
+    let mut reports = Vec::new();
+    volumes.show(|volumes| reports.extend(volumes.iter().map(|(path, volume)| Report::of_served(path, &**volume))));
+    volume_metrics::add(&mut families, &reports);
     encoded(families)
 }
 
 /// The families as text. Those without values are named, so that a reader learns that they exist; the library refuses
 /// to encode them.
-fn encoded(families: Vec<MetricFamily>) -> String {
+pub(crate) fn encoded(families: Vec<MetricFamily>) -> String {
     let (empty, full): (Vec<_>, Vec<_>) = families.into_iter().partition(|of| of.get_metric().is_empty());
     let text = TextEncoder::new().encode_to_string(&full);
     let mut text = text.expect("every family has a name and values");

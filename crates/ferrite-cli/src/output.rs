@@ -58,7 +58,9 @@ pub(crate) fn say_json(value: &impl serde::Serialize) -> Result<(), Failure> {
 /// Prints a line to standard error, without characters that control a terminal: it may name files, and quote a server.
 /// A failure to print cannot be reported.
 pub(crate) fn complain(line: impl Display) {
-    let _ = writeln!(std::io::stderr(), "{}", harmless(&line.to_string()));
+    let line = line.to_string();
+    super::log::remember(&line);
+    let _ = writeln!(std::io::stderr(), "{}", harmless(&line));
 }
 
 /// Why expected results could not be written, if so.

@@ -3,12 +3,11 @@
 //! Contents: [`add`], which `metrics` calls. Invariant: a pool is labelled with the path of its file, and nothing
 //! secret is among the metrics. The families exist on every server, without values where no pool is in a database.
 
-use std::sync::Arc;
-
 use ferrite::volume::Volume;
 use prometheus::proto::{MetricFamily, MetricType};
 
 use super::metric_family::Family;
+use super::served::Named;
 
 /// The report of one pool.
 struct Owned {
@@ -28,12 +27,12 @@ struct Owned {
 }
 
 #[cfg(feature = "nvme")]
-fn owned(volume: &dyn Volume) -> Option<Owned> {
+fn owned(path: &str, volume: &dyn Volume) -> Option<Owned> {
     let volume = volume.as_any().downcast_ref::<ferrite_nvme::NvmeVolume>()?;
     let statistics = volume.metadata_statistics();
     let (shard, owned) = (statistics.shard?, statistics.owned?);
     Some(Owned {
-        pool: volume.path().display().to_string(),
+        pool: path.to_owned(),
         epoch: shard.epoch,
         batch: shard.seq,
         lease_left_s: shard.lease_left.as_secs_f64(),
@@ -50,7 +49,7 @@ fn owned(volume: &dyn Volume) -> Option<Owned> {
 }
 
 #[cfg(not(feature = "nvme"))]
-fn owned(_: &dyn Volume) -> Option<Owned> {
+fn owned(_: &str, _: &dyn Volume) -> Option<Owned> {
     None
 }
 
@@ -133,8 +132,11 @@ const KINDS: [Kind; 12] = [
 ];
 
 /// Adds the families.
-pub(crate) fn add(families: &mut Vec<MetricFamily>, volumes: &[Arc<dyn Volume>]) {
-    let pools: Vec<Owned> = volumes.iter().filter_map(|volume| owned(&**volume)).collect();
+pub(crate) fn add(families: &mut Vec<MetricFamily>, volumes: &[Named]) {
+    let pools: Vec<Owned> = volumes
+        .iter()
+        .filter_map(|(path, volume)| owned(path, &**volume))
+        .collect();
     for (name, kind, help, value) in KINDS {
         let mut family = Family::new(families, name, kind, help);
         for pool in &pools {

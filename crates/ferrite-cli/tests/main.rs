@@ -10,10 +10,12 @@ mod bench;
 mod coherence;
 mod commands;
 mod common;
+mod console;
 mod copy;
 mod crash_kill;
 mod data_checksum;
 mod events;
+mod exporter;
 #[cfg(feature = "fabric")]
 mod fabric;
 #[cfg(feature = "nvme")]

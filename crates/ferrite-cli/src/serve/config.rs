@@ -32,6 +32,8 @@ struct FileText {
     sessions_per_key: Option<Spanned<u64>>,
     sessions_per_address: Option<Spanned<u64>>,
     metrics: Option<String>,
+    console: Option<String>,
+    console_token: Option<PathBuf>,
     advertise: Option<String>,
     #[serde(default)]
     rdma: Vec<Spanned<String>>,
@@ -133,6 +135,8 @@ pub(super) fn read(path: &Path) -> Result<(Plan, Vec<Problem>), Failure> {
                 sessions_per_key: None,
                 sessions_per_address: None,
                 metrics: None,
+                console: None,
+                console_token: None,
                 advertise: None,
                 rdma: Vec::new(),
                 rdma_unprotected: false,
@@ -203,6 +207,8 @@ impl Reading<'_> {
                 .bounds(bounds)
                 .busy_poll(Duration::from_micros(file.busy_poll.unwrap_or(plan::BUSY_POLL_US))),
             metrics: file.metrics,
+            console: file.console,
+            console_token: file.console_token,
             advertise: file.advertise,
             rdma: self.rdma(file.rdma, file.rdma_unprotected),
             pools: self.pools(file.pools),

@@ -12,6 +12,7 @@ mod config;
 mod notify;
 mod plan;
 mod rdma;
+mod reports;
 mod standby;
 
 use std::net::TcpListener;
@@ -27,10 +28,11 @@ use ferrite_server::{ExportOptions, FabricOptions, Server, ServerOptions};
 use ferrite_vfs::FileSystem;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::metrics::{Endpoint, Volumes};
+use super::served::Volumes;
 use super::target::local_address;
 use super::{FAILED, Failure, Outcome, USAGE, complain, opening, say};
 use plan::{Export, Listen, Plan, Pool, Problem};
+use reports::Reports;
 use standby::Standby;
 
 /// Export pools to clients on the network
@@ -71,7 +73,8 @@ pub(crate) struct Serve {
     /// Configuration file of pools and exports
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     #[arg(conflicts_with_all = ["pool", "listen", "name", "path", "read_only", "no_root_squash", "key", "encryption"])]
-    #[arg(conflicts_with_all = ["threads", "lease", "busy_poll", "metrics", "rdma", "rdma_unprotected", "advertise"])]
+    #[arg(conflicts_with_all = ["threads", "lease", "busy_poll", "metrics", "console", "console_token"])]
+    #[arg(conflicts_with_all = ["rdma", "rdma_unprotected", "advertise"])]
     config: Option<PathBuf>,
     /// Only check the file, its keys and its pools; prints nothing if all is well
     #[arg(long, requires = "config")]
@@ -116,6 +119,13 @@ pub(crate) struct Serve {
     /// address can read them
     #[arg(long, value_name = "HOST:PORT")]
     metrics: Option<String>,
+    /// Show administrators the server in a browser, at this address; a port alone means 127.0.0.1. Nothing can be
+    /// changed there
+    #[arg(long, value_name = "HOST:PORT")]
+    console: Option<String>,
+    /// File with the token that readers of the console must give; needed where other machines can reach it
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, requires = "console")]
+    console_token: Option<PathBuf>,
     /// Let clients write and read files by RDMA in software (RoCEv2) at this address [default: 127.0.0.1, port 4791]
     #[arg(long, value_name = "ADDRESS[:PORT]", num_args = 0..=1, default_missing_value = plan::RDMA, require_equals = true)]
     rdma: Option<String>,
@@ -204,6 +214,8 @@ impl Serve {
                 .lease(Duration::from_secs(self.lease))
                 .busy_poll(Duration::from_micros(self.busy_poll)),
             metrics: self.metrics,
+            console: self.console,
+            console_token: self.console_token,
             advertise: self.advertise,
             pools: vec![pool],
         };
@@ -221,8 +233,8 @@ impl Serve {
 }
 
 fn serve(plan: Plan) -> Outcome {
+    let reports = Reports::listen(&plan)?;
     let listeners = plan.listen.iter().map(Listen::bind).collect::<Result<Vec<_>, _>>()?;
-    let metrics = plan.metrics.as_deref().map(Endpoint::listen).transpose()?;
     let (addresses, mut fabric) = reached_at(&listeners, &plan.listen)?;
     // Before opening anything, so that a signal from now on ends it cleanly.
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
@@ -256,17 +268,15 @@ fn serve(plan: Plan) -> Outcome {
         end_standbys(standbys);
         return Err(failure);
     }
-    let metrics = metrics.map(|listener| Endpoint::start(listener, server.observer(), measured));
-    let metrics = metrics.transpose()?;
-    said.into_iter().for_each(|line| say(format_args!("{line}")));
-    if let Some(metrics) = &metrics {
-        say(format_args!("metrics at http://{}/metrics", metrics.address));
-    }
+    let reports = reports.start(&server, measured)?;
+    said.into_iter()
+        .chain(reports.said())
+        .for_each(|line| say(format_args!("{line}")));
     notify::tell("READY=1");
     let signal = signals.forever().next();
     notify::tell("STOPPING=1");
     tracing::info!(signal, sessions = server.sessions(), "received a signal to end");
-    drop(metrics);
+    drop(reports);
     // First those for which others wait.
     let handed_over = end_standbys(standbys);
     server.stop();
@@ -369,7 +379,7 @@ impl Pools {
                 .map_err(|why| Failure::new(FAILED, format!("{path}: {why}")))?;
         }
         self.engines.push((volume.fs(), exports));
-        measured.add(&volume);
+        measured.add(&path.to_string(), &volume);
         self.volumes.push(volume);
         Ok(())
     }

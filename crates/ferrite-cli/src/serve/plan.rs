@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ferrite::MountOptions;
@@ -34,6 +34,9 @@ pub(super) struct Plan {
     pub(super) options: ServerOptions,
     /// Where metrics are offered.
     pub(super) metrics: Option<String>,
+    /// Where the console is offered, and the file with its token.
+    pub(super) console: Option<String>,
+    pub(super) console_token: Option<PathBuf>,
     /// Where clients reach this server, for pools that servers hand to each other.
     pub(super) advertise: Option<String>,
     pub(super) pools: Vec<Pool>,

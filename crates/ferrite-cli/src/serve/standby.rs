@@ -9,7 +9,7 @@
 //! Invariant: the service of a pool ends before the pool is closed, and the pool is closed before its lease is given
 //! up.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -20,7 +20,7 @@ use ferrite_server::Movable;
 
 use super::check;
 use super::plan::Pool;
-use crate::metrics::Volumes;
+use crate::served::Volumes;
 use crate::{FAILED, Failure, about, complain, say};
 
 /// Between looks at a pool that another server owns.
@@ -64,9 +64,9 @@ struct Opened {
 }
 
 impl Opened {
-    fn new(volume: Arc<dyn Volume>, shared: &Arc<Shared>) -> Opened {
+    fn new(path: &Path, volume: Arc<dyn Volume>, shared: &Arc<Shared>) -> Opened {
         shared.owned.fetch_add(1, Ordering::Relaxed);
-        shared.volumes.add(&volume);
+        shared.volumes.add(&path.display().to_string(), &volume);
         Opened {
             volume,
             shared: Arc::clone(shared),
@@ -299,7 +299,7 @@ impl Standby {
                     .iter()
                     .for_each(|line| complain(format_args!("ferrite: {path}: {line}")));
                 self.said.iter().for_each(|line| say(format_args!("{line}")));
-                Ok(Some(Opened::new(volume, &self.shared)))
+                Ok(Some(Opened::new(&self.path, volume, &self.shared)))
             }
             Err(why) => {
                 let _ = volume.close();
