@@ -47,6 +47,7 @@ const UNSAFE_FILES: &[&str] = &[
     "ferrite-pm/src/fork.rs",
     "ferrite-pm/src/map.rs",
     "ferrite-pm/src/region.rs",
+    "ferrite-python/src/buffer.rs",
     "ferrite-rados/src/sys/",
     "ferrite-rnic/src/batch.rs",
     "ferrite-meta/src/rocksdb/border/",

@@ -1,0 +1,44 @@
+#!/bin/sh
+# Tests the Python package on this machine's Python: builds the extension by cargo, puts it beside the package's sources
+# in a temporary folder, and runs pytest there.
+#
+#     scripts/test-python.sh [PYTEST ARGUMENT...]
+#
+# FERRITE_BIN names the program `ferrite`, for tests with a server. Wheels are kept in ~/.cache/ferrite/python. Without
+# them, or without Python 3.11, tests are skipped, aloud. FERRITE_PYTHON_WHEELS names further ones, such as "pandas
+# pyarrow zarr safetensors", whose tests are skipped otherwise.
+set -eu
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+package=$root/crates/ferrite-python
+python=${PYTHON:-python3}
+target=${CARGO_TARGET_DIR:-$root/target}
+venv=${XDG_CACHE_HOME:-$HOME/.cache}/ferrite/python
+
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    echo "SKIPPED: tests of the Python package need Python 3.11"
+    exit 0
+fi
+(cd "$root" && cargo build --quiet -p ferrite-python)
+
+if ! { [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"; } ||
+    ! "$venv/bin/python" -c 'import fsspec, numpy, pytest' 2>/dev/null &&
+    ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check fsspec numpy pytest; then
+    echo "SKIPPED: tests of the Python package need the wheels fsspec, numpy and pytest, and a module venv"
+    exit 0
+fi
+for wheel in ${FERRITE_PYTHON_WHEELS:-}; do
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$wheel" ||
+        echo "SKIPPED: the wheel $wheel cannot be had"
+done
+
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cp -r "$package/python/ferrite" "$folder/ferrite"
+cp "$target/debug/lib_ferrite.so" "$folder/ferrite/_ferrite.abi3.so"
+# The entry point, which pip would have written.
+mkdir "$folder/ferrite-0.dist-info"
+printf 'Metadata-Version: 2.1\nName: ferrite\nVersion: 0\n' >"$folder/ferrite-0.dist-info/METADATA"
+printf '[fsspec.specs]\nferrite = ferrite.fsspec:FerriteFileSystem\n' >"$folder/ferrite-0.dist-info/entry_points.txt"
+PYTHONPATH=$folder PYTHONDONTWRITEBYTECODE=1 "$venv/bin/python" -m pytest -q -rs -p no:cacheprovider \
+    "$package/tests" "$@"
