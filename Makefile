@@ -63,6 +63,8 @@ unit:
 	cargo build --profile ci -p ferrite-cli -p ferrite-lab --features $(PROGRAM_FEATURES)
 	$(SAY_SKIPPED)
 	$(UNDER_TEST) scripts/run-tests.py --workspace --features $(ALL_FEATURES)
+	# The Python package, which pytest tests.
+	$(UNDER_TEST) scripts/test-python.sh
 	# Three builds with other features, as few as possible, since each compiles the engine anew.
 	# Models under many schedules: free maps, bounds and cursors; guards, revocation and combined appends of bound files.
 	scripts/run-tests.py --only ferrite-map/ferrite_map=models --only ferrite-mr/ferrite_mr=models \

@@ -13,7 +13,7 @@ set -euo pipefail
 minimum_rust=1.90
 build_packages=(gcc g++ libc6-dev libleveldb-dev libsnappy-dev librocksdb-dev libzstd-dev liblz4-dev libbz2-dev
     zlib1g-dev libfabric-dev make pkg-config fuse3 sqlite3 git ca-certificates)
-test_packages=(libfuse3-dev fio stress-ng rsync attr acl tar python3)
+test_packages=(libfuse3-dev fio stress-ng rsync attr acl tar python3 python3-venv)
 # Servers that some tests start in temporary folders. Tests that miss one are skipped, with a message.
 server_packages=(prometheus ceph-mon ceph-mgr ceph-osd ceph-common librados-dev)
 compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || server_packages+=(postgresql-15)

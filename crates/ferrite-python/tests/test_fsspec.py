@@ -116,9 +116,11 @@ def test_pandas_and_parquet(url):
 
 def test_zarr(url):
     zarr = pytest.importorskip("zarr", reason="the wheel zarr is not installed")
-    array = zarr.create_array(url + "a.zarr", shape=(256, 256), chunks=(64, 64), dtype="i4")
+    options = {"auto_mkdir": True}
+    array = zarr.create_array(url + "a.zarr", shape=(256, 256), chunks=(64, 64), dtype="i4", storage_options=options)
     array[:] = 7
-    assert int(zarr.open_array(url + "a.zarr", mode="r")[:].sum()) == 7 * 256 * 256
+    again = zarr.open_array(url + "a.zarr", mode="r", storage_options=options)
+    assert int(again[:].sum()) == 7 * 256 * 256
 
 
 def test_safetensors(pool):
