@@ -2,8 +2,8 @@
 
     python bench/readinto.py [ROUNDS]
 
-Prints medians in microseconds, and tmpfs' time divided by Ferrite's: above 1, Ferrite is faster. The buffer is made once
-and used by both. The goals are 0.6 for `readinto` of 1 MiB and 0.8 for 4 KiB.
+Prints medians in microseconds, and tmpfs' time divided by Ferrite's: above 1, Ferrite is faster. The buffer is made
+once and used by both. The goals are 0.6 for `readinto` of 1 MiB and 0.8 for 4 KiB.
 """
 
 import os

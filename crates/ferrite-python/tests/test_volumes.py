@@ -95,7 +95,10 @@ def test_errors_name_the_cause(folder):
 
 def python(program, *arguments):
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
@@ -137,7 +140,8 @@ def test_interpreter_exit_with_open_files(folder):
                 raw.preadinto(space, 0)
         for _ in range(4):
             threading.Thread(target=work, daemon=True).start()
-        buffered.flush()
+        text = volume.open("/text", "w")
+        text.write("kept")
         print("end")
         """,
         folder / "p",
@@ -145,7 +149,13 @@ def test_interpreter_exit_with_open_files(folder):
     assert ended.returncode == 0 and ended.stdout == "end\n", ended
     with ferrite.open(folder / "p") as volume:
         assert volume.info()["was_clean"]
-        assert volume.open("/buffered").read() == volume.open("/raw").read() == b"kept"
+        assert all(volume.open(name).read() == b"kept" for name in ["/buffered", "/text", "/raw"])
+
+
+def test_a_forgotten_volume_is_closed(folder):
+    ferrite.create(folder / "p", 16 << 20).mkdir("/d")
+    with ferrite.open(folder / "p") as volume:
+        assert volume.info()["was_clean"] and volume.listdir() == ["d"]
 
 
 def test_an_exception_leaves_nothing_open(folder):

@@ -77,7 +77,8 @@ class DirEntry:
 
 def _flags(mode: str) -> int:
     letters = set(mode)
-    if len(letters) != len(mode) or letters - set("rwaxbt+") or len(letters & set("rwax")) != 1 or letters >= {"b", "t"}:
+    known = letters <= set("rwaxbt+") and len(letters) == len(mode)
+    if not known or len(letters & set("rwax")) != 1 or letters >= {"b", "t"}:
         raise ValueError(f"invalid mode: {mode!r}")
     access = os.O_RDWR if "+" in letters else os.O_RDONLY if "r" in letters else os.O_WRONLY
     for letter, flags in (("w", os.O_TRUNC), ("a", os.O_APPEND), ("x", os.O_EXCL)):
@@ -97,6 +98,7 @@ class Volume:
         #: The address or path that it was opened at.
         self.address = address
         self.closed = False
+        self._buffered: weakref.WeakSet[Any] = weakref.WeakSet()
         _open_volumes.add(self)
 
     def __repr__(self) -> str:
@@ -108,10 +110,28 @@ class Volume:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        # Open files keep the volume, so none is left.
+        try:
+            self.close()
+        except (AttributeError, OSError):
+            pass  # It was never opened, or belongs to the parent of this process; nobody would see the error.
+
     def close(self) -> None:
-        """Closes the volume: a pool is marked as closed cleanly. Files that are still open fail from then on."""
+        """Closes the volume: a pool is marked as closed cleanly. Files that are still open fail from then on.
+
+        Files with a write buffer are flushed and closed first. Their first error is raised once the volume is closed.
+        """
+        failure = None
+        for file in list(self._buffered):
+            try:
+                file.close()
+            except OSError as error:
+                failure = failure or error
         self.closed = True
         self._raw.close()
+        if failure is not None:
+            raise failure
 
     def open(
         self,
@@ -144,10 +164,16 @@ class Volume:
             access = flags & os.O_ACCMODE
             wrap = {os.O_RDONLY: io.BufferedReader, os.O_WRONLY: io.BufferedWriter, os.O_RDWR: io.BufferedRandom}
             buffered: IO[bytes] = wrap[access](raw, size)
+            if access != os.O_RDONLY:
+                self._buffered.add(buffered)
             if not text:
                 return buffered
             file = io.TextIOWrapper(buffered, encoding, errors, newline, line_buffering=buffering == 1)
             file.mode = mode
+            if access != os.O_RDONLY:
+                # Text has a buffer of its own, and closing it closes the other.
+                self._buffered.discard(buffered)
+                self._buffered.add(file)
             return file
         except BaseException:
             raw.close()
@@ -162,7 +188,9 @@ class Volume:
         folder = os.fsdecode(path)
         return iter([DirEntry(self, folder, entry) for entry in self._raw.list(path_bytes(path), with_stat)])
 
-    def walk(self, top: Path = "/", topdown: bool = True) -> Iterator[tuple[str, builtins.list[str], builtins.list[str]]]:
+    def walk(
+        self, top: Path = "/", topdown: bool = True
+    ) -> Iterator[tuple[str, builtins.list[str], builtins.list[str]]]:
         """All directories below `top`, as `os.walk`: path, names of directories, names of files. Follows no links."""
         folder = os.fsdecode(top)
         entries = list(self.scandir(folder))
@@ -310,7 +338,8 @@ class Volume:
     def statvfs(self) -> os.statvfs_result:
         """Space and inodes."""
         block, blocks, free, available, inodes, inodes_free, fsid = self._raw.statvfs()
-        return os.statvfs_result((block, block, blocks, free, available, inodes, inodes_free, inodes_free, 0, 255, fsid))
+        space, nodes = (block, block, blocks, free, available), (inodes, inodes_free, inodes_free)
+        return os.statvfs_result((*space, *nodes, 0, 255, fsid))
 
     def info(self) -> dict[str, Any]:
         """Facts about a pool in this process, such as `mapping` and `durability`; empty for other volumes."""
