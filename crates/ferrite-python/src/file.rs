@@ -16,7 +16,7 @@ use pyo3::types::PyBytes;
 
 use crate::buffer;
 use crate::error::{not_negative, of_io, of_library, os_error};
-use crate::volume::{StatTuple, stat_tuple};
+use crate::stat::{StatTuple, stat_tuple};
 
 /// Signals are looked for this often while a lock is waited for.
 const LOCK_TURN: Duration = Duration::from_millis(50);
@@ -219,7 +219,7 @@ impl RawFile {
         self.run(py, File::sync_all)
     }
 
-    /// Attributes; see `StatTuple` in volume.rs.
+    /// Attributes; see `StatTuple` in stat.rs.
     fn stat(&self, py: Python<'_>) -> PyResult<StatTuple> {
         Ok(stat_tuple(&self.run(py, File::metadata)?))
     }

@@ -3,11 +3,11 @@
 //! Paths arrive as bytes without NUL, which the Python half has checked, and leave as bytes.
 
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{DirEntryExt as _, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirEntryExt as _, OpenOptionsExt};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ferrite::{FileTimes, Fs, Mapping, Metadata, MkfsOptions, OpenOptions, RenameMode, VolumeOptions, XattrMode};
+use ferrite::{FileTimes, Fs, Mapping, MkfsOptions, OpenOptions, RenameMode, VolumeOptions, XattrMode};
 use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -15,30 +15,10 @@ use pyo3::types::PyDict;
 
 use crate::error::{not_negative, of_library, path_of};
 use crate::file::RawFile;
-
-/// Mode, inode, links, owner, group, size, blocks, device, and times of access, change of content and change of
-/// attributes in nanoseconds.
-pub(crate) type StatTuple = (u32, u64, u64, u32, u32, u64, u64, u64, i128, i128, i128);
+use crate::stat::{StatTuple, stat_tuple};
 
 /// Name, mode, inode; attributes if they were asked for and could be read.
 type Listed = (Vec<u8>, u32, u64, Option<StatTuple>);
-
-pub(crate) fn stat_tuple(found: &Metadata) -> StatTuple {
-    let ns = |seconds: i64, ns: i64| i128::from(seconds) * 1_000_000_000 + i128::from(ns);
-    (
-        found.mode(),
-        found.ino(),
-        found.nlink(),
-        found.uid(),
-        found.gid(),
-        found.size(),
-        found.blocks(),
-        found.rdev(),
-        ns(found.atime(), found.atime_nsec()),
-        ns(found.mtime(), found.mtime_nsec()),
-        ns(found.ctime(), found.ctime_nsec()),
-    )
-}
 
 fn time_of(ns: i64) -> SystemTime {
     let distance = Duration::from_nanos(ns.unsigned_abs());

@@ -1,14 +1,16 @@
-"""Types that several modules of the package name in signatures. `Buffer` stands in for that of Python 3.12."""
+"""Types that several modules of the package name in signatures."""
 
 from __future__ import annotations
 
-import array
-import mmap
 import os
-from typing import Union
+from typing import TYPE_CHECKING, Union
 
-#: An object whose bytes can be read or written in place. numpy's arrays and others qualify at run time, too.
-Buffer = Union[bytes, bytearray, memoryview, "array.array[int]", mmap.mmap]
+if TYPE_CHECKING:
+    # Type checkers bring it along; at run time it is in Python 3.12 and later.
+    from typing_extensions import Buffer
+else:
+    Buffer = object
+
 Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 
 

@@ -9,7 +9,7 @@ import io
 import os
 import stat as modes
 import weakref
-from typing import IO, Any, Iterator
+from typing import Any, Iterator
 
 from ._ferrite import RawVolume
 from ._file import File
@@ -162,13 +162,13 @@ class Volume:
                 return raw
             size = buffering if buffering > 1 else 128 << 10
             access = flags & os.O_ACCMODE
-            wrap = {os.O_RDONLY: io.BufferedReader, os.O_WRONLY: io.BufferedWriter, os.O_RDWR: io.BufferedRandom}
-            buffered: IO[bytes] = wrap[access](raw, size)
+            wrap: dict[int, Any] = {os.O_RDONLY: io.BufferedReader, os.O_WRONLY: io.BufferedWriter}
+            buffered = wrap.get(access, io.BufferedRandom)(raw, size)
             if access != os.O_RDONLY:
                 self._buffered.add(buffered)
             if not text:
                 return buffered
-            file = io.TextIOWrapper(buffered, encoding, errors, newline, line_buffering=buffering == 1)
+            file: Any = io.TextIOWrapper(buffered, encoding, errors, newline, line_buffering=buffering == 1)
             file.mode = mode
             if access != os.O_RDONLY:
                 # Text has a buffer of its own, and closing it closes the other.

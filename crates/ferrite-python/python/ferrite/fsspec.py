@@ -205,7 +205,7 @@ class FerriteFileSystem(AbstractFileSystem):
         """The bytes of a file, or a range of them; negative bounds count from the end."""
         with self.volume.open(self._strip_protocol(path), "rb", 0) as file:
             size = file.stat().st_size
-            first, last, _ = slice(start, end).indices(size)
+            first, last, _step = slice(start, end).indices(size)
             return file.pread(max(last - first, 0), first)
 
     def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **_: Any) -> None:
