@@ -18,7 +18,7 @@ PROGRAM_FEATURES = $(FEATURES)$$(! $(HAS_RADOS) || echo ,ferrite-cli/rados,ferri
 ALL_FEATURES = $(FEATURES)$$(! $(HAS_RADOS) || echo ,ferrite-cli/rados,ferrite-lab/rados,ferrite-rados/librados,ferrite-nvme/rados)
 SAY_SKIPPED = @$(HAS_RADOS) || echo "SKIPPED: tests of content in Ceph need the Debian package librados-dev"
 
-.PHONY: demo test check lint unit soak fuzz race pmem rdma bench explain build install clean help
+.PHONY: demo test check lint unit soak fuzz race pmem rdma bench explain build install install-c clean help
 
 help:
 	@echo "make demo      a pool, a mount, real programs on it, a table of latencies (5 minutes)"
@@ -32,6 +32,7 @@ help:
 	@echo "               (40 minutes; needs root once; FERRITE_RDMA_PHASES=stock: verbs programs alone)"
 	@echo "make bench     ferrite-lab bench, all groups"
 	@echo "make explain   what single operations spend their time on, by a program with probes"
+	@echo "make install-c libferrite for programs in C, its header, a file for pkg-config; to $(PREFIX)"
 	@echo "make install   ferrite, its helpers for mkfs, mount and fsck, man pages, completions, a file(1) description, a systemd unit; to $(PREFIX)"
 
 build:
@@ -170,6 +171,20 @@ install: build
 	@# mount(8) and fsck(8) look for their helpers in /sbin only.
 	if [ -z "$(DESTDIR)" ] && [ -w /sbin ]; then \
 		for tool in mkfs mount mount.fuse fsck; do ln -sf $(PREFIX)/bin/ferrite /sbin/$$tool.ferrite; done; fi
+
+# libferrite for programs in C: pools and servers. C_FEATURES=nvme adds pools on devices.
+C_FEATURES ?=
+C_LIBRARY = $(CARGO_TARGET_DIR)/release/libferrite_c.a
+install-c:
+	@scripts/setup-debian.sh build
+	cargo build --release -p ferrite-c --features "$(C_FEATURES)"
+	install -d $(addprefix $(DESTDIR)$(PREFIX)/,lib/pkgconfig include)
+	scripts/c-library.sh $(C_LIBRARY) $(DESTDIR)$(PREFIX)/lib
+	install -m 644 $(C_LIBRARY) $(DESTDIR)$(PREFIX)/lib/libferrite.a
+	install -m 644 crates/ferrite-c/include/ferrite.h $(DESTDIR)$(PREFIX)/include/ferrite.h
+	sed 's|@PREFIX@|$(PREFIX)|' crates/ferrite-c/ferrite.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/ferrite.pc
+	chmod 644 $(DESTDIR)$(PREFIX)/lib/pkgconfig/ferrite.pc
+	[ -n "$(DESTDIR)" ] || ldconfig
 
 clean:
 	cargo clean

@@ -32,6 +32,7 @@ const UNSAFE_FILES: &[&str] = &[
     "ferrite-blob/src/device/submitted.rs",
     "ferrite-buffers/src/area.rs",
     "ferrite-buffers/src/borrowed.rs",
+    "ferrite-c/src/",
     "ferrite-cli/src/memory.rs",
     "ferrite-cxx/src/border.rs",
     "ferrite-transport/src/ofi.rs",
@@ -184,12 +185,18 @@ fn the_engine_calls_downwards_only() {
 /// All other code knows an engine as `FileSystem` and `Volume`, so that a new engine changes nothing there.
 #[test]
 fn few_files_above_the_engine_name_it() {
+    // `ferrite_fsync` is a function for C.
+    let names = |text: &str| {
+        text.split("ferrite_fs")
+            .skip(1)
+            .any(|behind| !behind.starts_with(char::is_alphabetic))
+    };
     let (mut findings, mut seen) = (Vec::new(), BTreeSet::new());
     for path in sources() {
         let name = path.strip_prefix(workspace().join("crates")).unwrap().to_str().unwrap();
         let (krate, inner) = name.split_once('/').unwrap();
         let text = without_tests(&fs::read_to_string(&path).unwrap());
-        if CRATES_OF_THE_ENGINE.contains(&krate) || !inner.starts_with("src/") || !text.contains("ferrite_fs") {
+        if CRATES_OF_THE_ENGINE.contains(&krate) || !inner.starts_with("src/") || !names(&text) {
             continue;
         }
         let is_listed = |listed: &&&str| name == **listed || (listed.ends_with('/') && name.starts_with(**listed));

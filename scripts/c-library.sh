@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Makes libferrite.so of the static library, with a soname and with versions of its functions:
+#
+#   scripts/c-library.sh STATIC-LIBRARY DIRECTORY
+#
+# A compiler of C does it, because cargo gives shared libraries neither.
+set -euo pipefail
+
+library=${1:?the static library} directory=${2:?the directory for the result}
+versions=$(mktemp)
+trap 'rm -f "$versions"' EXIT
+echo 'FERRITE_0.1 { global: ferrite_*; local: *; };' >"$versions"
+${CC:-cc} -shared -o "$directory/libferrite.so.0.1.0" -Wl,--whole-archive "$library" -Wl,--no-whole-archive \
+    -Wl,-soname,libferrite.so.0 -Wl,--version-script="$versions" -Wl,--gc-sections -Wl,-z,relro,-z,now \
+    ${FERRITE_C_LIBS:-} -lpthread -ldl -lm -lrt
+ln -sf libferrite.so.0.1.0 "$directory/libferrite.so.0"
+ln -sf libferrite.so.0 "$directory/libferrite.so"
