@@ -9,7 +9,7 @@ export CARGO_TARGET_DIR ?= $(HOME)/.cache/ferrite/target
 PREFIX ?= /usr/local
 FERRITE = $(CARGO_TARGET_DIR)/release/ferrite
 LAB = $(CARGO_TARGET_DIR)/release/ferrite-lab
-UNDER_TEST = FERRITE_BIN=$(CARGO_TARGET_DIR)/ci/ferrite FERRITE_LAB_BIN=$(CARGO_TARGET_DIR)/ci/ferrite-lab
+UNDER_TEST = FERRITE_C_LIBRARY=$(CARGO_TARGET_DIR)/debug/libferrite_c.a FERRITE_BIN=$(CARGO_TARGET_DIR)/ci/ferrite FERRITE_LAB_BIN=$(CARGO_TARGET_DIR)/ci/ferrite-lab
 # All features that a test needs: of the programs everywhere, of the programs here, and of all crates. Not every machine
 # can have librados; without it, its tests are left out, aloud. The shell looks for it, not make, which would do so before a rule has installed it.
 HAS_RADOS = [ -e /usr/include/rados/librados.h ]
@@ -18,7 +18,7 @@ PROGRAM_FEATURES = $(FEATURES)$$(! $(HAS_RADOS) || echo ,ferrite-cli/rados,ferri
 ALL_FEATURES = $(FEATURES)$$(! $(HAS_RADOS) || echo ,ferrite-cli/rados,ferrite-lab/rados,ferrite-rados/librados,ferrite-nvme/rados)
 SAY_SKIPPED = @$(HAS_RADOS) || echo "SKIPPED: tests of content in Ceph need the Debian package librados-dev"
 
-.PHONY: demo test check lint unit soak fuzz race pmem rdma bench explain build install install-c clean help
+.PHONY: demo test check lint unit soak fuzz race pmem rdma bench explain build install install-files install-c install-c-files build-c packages clean help
 
 help:
 	@echo "make demo      a pool, a mount, real programs on it, a table of latencies (5 minutes)"
@@ -32,12 +32,13 @@ help:
 	@echo "               (40 minutes; needs root once; FERRITE_RDMA_PHASES=stock: verbs programs alone)"
 	@echo "make bench     ferrite-lab bench, all groups"
 	@echo "make explain   what single operations spend their time on, by a program with probes"
+	@echo "make packages  packages for Debian, and an RPM if rpmbuild is installed, in dist/packages"
 	@echo "make install-c libferrite for programs in C, its header, a file for pkg-config; to $(PREFIX)"
 	@echo "make install   ferrite, its helpers for mkfs, mount and fsck, man pages, completions, a file(1) description, a systemd unit; to $(PREFIX)"
 
 build:
 	@scripts/setup-debian.sh build
-	cargo build --release -p ferrite-cli --features nvme
+	FERRITE_COMMIT=$$(git rev-parse --short=12 HEAD 2>/dev/null) cargo build --release -p ferrite-cli --features nvme
 
 demo: build
 	@$(FERRITE) demo
@@ -63,6 +64,8 @@ lint:
 unit:
 	cargo build --profile ci -p ferrite-cli -p ferrite-lab --features $(PROGRAM_FEATURES)
 	$(SAY_SKIPPED)
+	# The library for C and the extension for Python, without what other crates would add to their features.
+	cargo build -p ferrite-c -p ferrite-python
 	$(UNDER_TEST) scripts/run-tests.py --workspace --features $(ALL_FEATURES)
 	# The Python package, which pytest tests.
 	$(UNDER_TEST) scripts/test-python.sh
@@ -151,7 +154,13 @@ explain:
 	CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/spans cargo build --release -p ferrite-lab --no-default-features --features spans
 	@$(CARGO_TARGET_DIR)/spans/release/ferrite-lab bench core --explain
 
-install: build
+install: build install-files
+	@# mount(8) and fsck(8) look for their helpers in /sbin only.
+	if [ -z "$(DESTDIR)" ] && [ -w /sbin ]; then \
+		for tool in mkfs mount mount.fuse fsck; do ln -sf $(PREFIX)/bin/ferrite /sbin/$$tool.ferrite; done; fi
+
+# The files of what is built, for the rule above and for packages.
+install-files:
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin
 	install -m 755 $(FERRITE) $(DESTDIR)$(PREFIX)/bin/ferrite
 	for tool in mkfs mount mount.fuse fsck; do ln -sf ../bin/ferrite $(DESTDIR)$(PREFIX)/sbin/$$tool.ferrite; done
@@ -159,6 +168,9 @@ install: build
 	$(FERRITE) manual $(CARGO_TARGET_DIR)/manual
 	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/,man/man1 bash-completion/completions zsh/site-functions fish/vendor_completions.d)
 	install -m 644 $(CARGO_TARGET_DIR)/manual/man/man1/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
+	install -d $(DESTDIR)$(PREFIX)/share/man/man8
+	for tool in mkfs mount fsck; do echo ".so man1/ferrite-$$tool.1" > $(DESTDIR)$(PREFIX)/share/man/man8/$$tool.ferrite.8; done
+	echo ".so man1/ferrite-mount.1" > $(DESTDIR)$(PREFIX)/share/man/man8/mount.fuse.ferrite.8
 	install -m 644 $(CARGO_TARGET_DIR)/manual/completions/ferrite.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/ferrite
 	install -m 644 $(CARGO_TARGET_DIR)/manual/completions/_ferrite $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_ferrite
 	install -m 644 $(CARGO_TARGET_DIR)/manual/completions/ferrite.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
@@ -168,23 +180,29 @@ install: build
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	sed 's|/usr/local/bin|$(PREFIX)/bin|' dist/systemd/ferrite.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/ferrite.service
 	chmod 644 $(DESTDIR)$(PREFIX)/lib/systemd/system/ferrite.service
-	@# mount(8) and fsck(8) look for their helpers in /sbin only.
-	if [ -z "$(DESTDIR)" ] && [ -w /sbin ]; then \
-		for tool in mkfs mount mount.fuse fsck; do ln -sf $(PREFIX)/bin/ferrite /sbin/$$tool.ferrite; done; fi
 
 # libferrite for programs in C: pools and servers. C_FEATURES=nvme adds pools on devices.
 C_FEATURES ?=
 C_LIBRARY = $(CARGO_TARGET_DIR)/release/libferrite_c.a
-install-c:
+LIBDIR ?= $(PREFIX)/lib
+build-c:
 	@scripts/setup-debian.sh build
 	cargo build --release -p ferrite-c --features "$(C_FEATURES)"
-	install -d $(addprefix $(DESTDIR)$(PREFIX)/,lib/pkgconfig include)
-	scripts/c-library.sh $(C_LIBRARY) $(DESTDIR)$(PREFIX)/lib
-	install -m 644 $(C_LIBRARY) $(DESTDIR)$(PREFIX)/lib/libferrite.a
-	install -m 644 crates/ferrite-c/include/ferrite.h $(DESTDIR)$(PREFIX)/include/ferrite.h
-	sed 's|@PREFIX@|$(PREFIX)|' crates/ferrite-c/ferrite.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/ferrite.pc
-	chmod 644 $(DESTDIR)$(PREFIX)/lib/pkgconfig/ferrite.pc
+
+install-c: build-c install-c-files
 	[ -n "$(DESTDIR)" ] || ldconfig
+
+install-c-files:
+	install -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(PREFIX)/include
+	scripts/c-library.sh $(C_LIBRARY) $(DESTDIR)$(LIBDIR)
+	install -m 644 $(C_LIBRARY) $(DESTDIR)$(LIBDIR)/libferrite.a
+	install -m 644 crates/ferrite-c/include/ferrite.h $(DESTDIR)$(PREFIX)/include/ferrite.h
+	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|' crates/ferrite-c/ferrite.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/ferrite.pc
+	chmod 644 $(DESTDIR)$(LIBDIR)/pkgconfig/ferrite.pc
+
+# Packages for Debian, and an RPM if rpmbuild is installed, in dist/packages.
+packages: build build-c
+	scripts/packages.sh $(CARGO_TARGET_DIR)/release dist/packages
 
 clean:
 	cargo clean

@@ -46,19 +46,17 @@ fn compilers() -> Vec<&'static str> {
     found
 }
 
-/// The static library, which cargo builds beside this program, the newest of several.
+/// The static library. The one that cargo makes for this program has the features that other crates of the same build
+/// ask for, and then needs their libraries of C++; so it is built alone, by the Makefile or here.
 fn library() -> PathBuf {
+    if let Some(path) = std::env::var_os("FERRITE_C_LIBRARY") {
+        return path.into();
+    }
+    ran(Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "-p", "ferrite-c"])
+        .current_dir(CRATE));
     let deps = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
-    let names = std::fs::read_dir(deps).unwrap().map(|entry| entry.unwrap().path());
-    let is_library = |path: &PathBuf| {
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        name.starts_with("libferrite_c-") && name.ends_with(".a")
-    };
-    let age = |path: &PathBuf| path.metadata().and_then(|metadata| metadata.modified()).ok();
-    names
-        .filter(is_library)
-        .max_by_key(age)
-        .expect("cargo builds libferrite_c")
+    deps.parent().unwrap().join("libferrite_c.a")
 }
 
 /// Compiles a program; returns its path.

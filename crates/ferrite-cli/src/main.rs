@@ -63,10 +63,23 @@ mod volume_metrics;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
 pub(crate) use output::{complain, say, say_json};
+
+/// The version, and the commit if the build knew it (`FERRITE_COMMIT`), as that of `make build` does.
+pub(crate) fn version() -> &'static str {
+    static VERSION: OnceLock<String> = OnceLock::new();
+    VERSION.get_or_init(|| {
+        let version = env!("CARGO_PKG_VERSION");
+        match option_env!("FERRITE_COMMIT").filter(|commit| !commit.is_empty()) {
+            Some(commit) => format!("{version} ({commit})"),
+            None => version.to_owned(),
+        }
+    })
+}
 
 /// A failure: a text for the user, and the exit code.
 #[derive(Debug)]
@@ -138,7 +151,7 @@ Exit codes: 0 success, 1 failure, 2 wrong usage; `fsck` uses those of fsck(8).";
 
 /// A file system for storage as fast as memory.
 #[derive(Debug, Parser)]
-#[command(name = "ferrite", version, after_help = AFTER_HELP, max_term_width = 100)]
+#[command(name = "ferrite", version = version(), after_help = AFTER_HELP, max_term_width = 100)]
 struct Arguments {
     /// Print more details to standard error (repeat for even more)
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]

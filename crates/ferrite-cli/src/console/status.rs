@@ -105,7 +105,7 @@ pub(super) fn text(metrics: &Metrics, volumes: &Volumes) -> String {
         }));
     });
     let status = Status {
-        version: env!("CARGO_PKG_VERSION"),
+        version: crate::version(),
         uptime_ms: u64::try_from(metrics.uptime.as_millis()).unwrap_or(u64::MAX),
         connections: metrics.connections,
         longest_turn_ms: metrics.turns.longest.as_secs_f64() * 1e3,
