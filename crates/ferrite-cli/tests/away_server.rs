@@ -198,18 +198,17 @@ fn a_change_whose_caller_gave_up_happens_once_at_most() {
     let _ending = Ending(port(&test));
     let server = server_of(&test);
     for turn in 0..5 {
-        signal(&server, "-STOP");
         let script = format!(
             "import os; f = os.open(os.environ['DIR'] + '/log', os.O_WRONLY | os.O_CREAT | os.O_APPEND)\n\
-             print('runs', flush=True); os.write(f, b'{turn}\\n')"
+             print('opened', flush=True); input(); print('runs', flush=True); os.write(f, b'{turn}\\n')"
         );
-        // It is opened while the server answers.
-        signal(&server, "-CONT");
-        let mut appends = waiting(&test.dir, &script.replace("print(", "input(); print("));
-        std::thread::sleep(Duration::from_millis(200));
+        let mut appends = waiting(&test.dir, &script);
+        // It is opened while the server answers. An interpreter that still starts could lose the signal below.
+        assert_eq!(line(&mut appends), "opened");
         signal(&server, "-STOP");
         writeln!(appends.stdin.as_mut().unwrap()).unwrap();
-        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(line(&mut appends), "runs");
+        std::thread::sleep(Duration::from_millis(100));
         signal(&appends.id().to_string(), "-INT");
         assert!(ends(&mut appends));
         signal(&server, "-CONT");

@@ -45,8 +45,23 @@ fn volume(connection: &str, name: &str) -> PostgresRemote {
 
 /// A new volume with a shard.
 fn made(connection: &str) -> PostgresRemote {
+    made_with(&options(connection, &new_name()))
+}
+
+/// The same for a server that is away for a while, on a busy machine.
+fn made_for_outages(connection: &str) -> PostgresRemote {
+    let mut options = options(connection, &new_name());
+    options.timeout = Duration::from_secs(5);
+    made_with(&options)
+}
+
+fn new_name() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    let remote = volume(connection, &format!("v{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+    format!("v{}", NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+fn made_with(options: &PostgresOptions) -> PostgresRemote {
+    let remote = PostgresRemote::new(options).unwrap();
     remote.create(SHARD).unwrap();
     remote
 }
@@ -58,7 +73,7 @@ fn own(remote: PostgresRemote, name: &str) -> Owned<PostgresRemote> {
 }
 
 /// The same for a server that is away for a while: a busy machine takes long to start it again.
-fn own_patiently(remote: PostgresRemote, name: &str) -> Owned<PostgresRemote> {
+fn own_for_outages(remote: PostgresRemote, name: &str) -> Owned<PostgresRemote> {
     let mut options = OwnedOptions::default();
     options.commit_timeout = Duration::from_secs(60);
     options.ttl = Duration::from_secs(60);
@@ -166,7 +181,7 @@ fn a_server_that_is_away_or_silent_costs_a_bounded_time() {
 #[test]
 fn a_killed_server_that_comes_back_has_every_acknowledged_commit() {
     let Some(server) = cluster(false, &[]) else { return };
-    let store = own_patiently(made(&server.connection()), "a");
+    let store = own_for_outages(made_for_outages(&server.connection()), "a");
     thread::scope(|scope| {
         scope.spawn(|| (1..=400_u64).for_each(|number| put(&store, b"k", &number.to_le_bytes()).unwrap()));
         for _ in 0..2 {
@@ -183,7 +198,7 @@ fn a_killed_server_that_comes_back_has_every_acknowledged_commit() {
 #[test]
 fn a_promoted_standby_goes_on_with_every_acknowledged_commit() {
     let Some(server) = cluster(true, &[]) else { return };
-    let store = own_patiently(made(&server.connection()), "a");
+    let store = own_for_outages(made_for_outages(&server.connection()), "a");
     let start = Instant::now();
     thread::scope(|scope| {
         scope.spawn(|| {
