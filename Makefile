@@ -7,6 +7,7 @@
 export CARGO_TARGET_DIR ?= $(HOME)/.cache/ferrite/target
 
 PREFIX ?= /usr/local
+VERSION = $(shell sed -n '/^\[workspace.package\]/,/^$$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 FERRITE = $(CARGO_TARGET_DIR)/release/ferrite
 LAB = $(CARGO_TARGET_DIR)/release/ferrite-lab
 UNDER_TEST = FERRITE_C_LIBRARY=$(CARGO_TARGET_DIR)/debug/libferrite_c.a FERRITE_BIN=$(CARGO_TARGET_DIR)/ci/ferrite FERRITE_LAB_BIN=$(CARGO_TARGET_DIR)/ci/ferrite-lab
@@ -197,7 +198,7 @@ install-c-files:
 	scripts/c-library.sh $(C_LIBRARY) $(DESTDIR)$(LIBDIR)
 	install -m 644 $(C_LIBRARY) $(DESTDIR)$(LIBDIR)/libferrite.a
 	install -m 644 crates/ferrite-c/include/ferrite.h $(DESTDIR)$(PREFIX)/include/ferrite.h
-	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|' crates/ferrite-c/ferrite.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/ferrite.pc
+	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' crates/ferrite-c/ferrite.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/ferrite.pc
 	chmod 644 $(DESTDIR)$(LIBDIR)/pkgconfig/ferrite.pc
 
 # Packages for Debian, and an RPM if rpmbuild is installed, in dist/packages.

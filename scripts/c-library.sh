@@ -7,11 +7,12 @@
 set -euo pipefail
 
 library=${1:?the static library} directory=${2:?the directory for the result}
+version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' "$(dirname "$0")/../Cargo.toml")
 versions=$(mktemp)
 trap 'rm -f "$versions"' EXIT
 echo 'FERRITE_0.1 { global: ferrite_*; local: *; };' >"$versions"
-${CC:-cc} -shared -o "$directory/libferrite.so.0.1.0" -Wl,--whole-archive "$library" -Wl,--no-whole-archive \
+${CC:-cc} -shared -o "$directory/libferrite.so.$version" -Wl,--whole-archive "$library" -Wl,--no-whole-archive \
     -Wl,-soname,libferrite.so.0 -Wl,--version-script="$versions" -Wl,--gc-sections -Wl,-z,relro,-z,now \
     ${FERRITE_C_LIBS:-} -lpthread -ldl -lm -lrt
-ln -sf libferrite.so.0.1.0 "$directory/libferrite.so.0"
+ln -sf libferrite.so.$version "$directory/libferrite.so.0"
 ln -sf libferrite.so.0 "$directory/libferrite.so"

@@ -154,7 +154,7 @@ pub extern "C" fn ferrite_stat_of(
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrite_fstat(file: Option<&OpenFile>, stat: *mut Stat) -> c_int {
     call(-1, || {
-        let metadata = given(file)?.0.metadata()?;
+        let metadata = given(file)?.file.metadata()?;
         border::fill(stat, &Stat::of(&metadata), "ferrite_stat")?;
         Ok(0)
     })

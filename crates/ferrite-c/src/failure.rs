@@ -5,8 +5,9 @@
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
-use std::io::ErrorKind;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 
 use crate::errno;
 
@@ -24,6 +25,17 @@ impl Failure {
         }
     }
 
+    /// Why a transfer failed, which the library reports as [`std::io`] does, without the path.
+    pub(crate) fn of_transfer(action: &str, path: &Path, error: &io::Error) -> Failure {
+        match error.get_ref().and_then(|inner| inner.downcast_ref::<ferrite::Error>()) {
+            Some(error) => Failure::new(error.closest_os_error(), error.to_string()),
+            None => Failure::new(
+                error.raw_os_error().unwrap_or(libc::EIO),
+                format!("cannot {action} {}: {error}", path.display()),
+            ),
+        }
+    }
+
     fn set(&self) {
         // A zero would end the text for C.
         let text = CString::new(self.text.replace('\0', "?")).unwrap_or_default();
@@ -34,25 +46,7 @@ impl Failure {
 
 impl From<ferrite::Error> for Failure {
     fn from(error: ferrite::Error) -> Failure {
-        let errno = error.raw_os_error().unwrap_or(match error.kind() {
-            ErrorKind::ResourceBusy => libc::EBUSY,
-            ErrorKind::InvalidInput => libc::EINVAL,
-            ErrorKind::Unsupported => libc::EOPNOTSUPP,
-            ErrorKind::ReadOnlyFilesystem => libc::EROFS,
-            ErrorKind::NotFound => libc::ENOENT,
-            ErrorKind::PermissionDenied => libc::EACCES,
-            ErrorKind::AlreadyExists => libc::EEXIST,
-            ErrorKind::OutOfMemory => libc::ENOMEM,
-            ErrorKind::TimedOut => libc::ETIMEDOUT,
-            _ => libc::EIO,
-        });
-        Failure::new(errno, error.to_string())
-    }
-}
-
-impl From<std::io::Error> for Failure {
-    fn from(error: std::io::Error) -> Failure {
-        Failure::new(error.raw_os_error().unwrap_or(libc::EIO), error.to_string())
+        Failure::new(error.closest_os_error(), error.to_string())
     }
 }
 

@@ -1,9 +1,10 @@
 //! Open files: transfers, sizes, space and locks.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Bound;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use ferrite::{FallocateMode, File, LockKind, OpenOptions, Wait};
@@ -13,7 +14,17 @@ use crate::failure::{Failure, call, given};
 use crate::volume::Volume;
 
 /// An open file.
-pub struct OpenFile(pub(crate) File);
+pub struct OpenFile {
+    pub(crate) file: File,
+    path: PathBuf,
+}
+
+impl OpenFile {
+    /// The result of a transfer that the library reports as [`std::io`] does.
+    fn done<T>(&self, action: &str, result: io::Result<T>) -> Result<T, Failure> {
+        result.map_err(|error| Failure::of_transfer(action, &self.path, &error))
+    }
+}
 
 /// A count for C.
 fn count(len: usize) -> libc::ssize_t {
@@ -61,7 +72,10 @@ pub extern "C" fn ferrite_open_file(
         };
         let set = libc::O_ACCMODE | libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_APPEND;
         options.custom_flags(flags & !set);
-        Ok(Some(Box::new(OpenFile(options.open(&volume.0, path)?))))
+        Ok(Some(Box::new(OpenFile {
+            file: options.open(&volume.0, path)?,
+            path: path.into(),
+        })))
     })
 }
 
@@ -79,7 +93,8 @@ pub extern "C" fn ferrite_close_file(file: Option<Box<OpenFile>>) -> c_int {
 pub extern "C" fn ferrite_read(file: Option<&OpenFile>, buffer: *mut c_void, len: usize) -> libc::ssize_t {
     call(-1, || {
         let buffer = bytes_mut(buffer, len, "the buffer")?;
-        Ok(count((&given(file)?.0).read(buffer)?))
+        let of = given(file)?;
+        Ok(count(of.done("read", (&of.file).read(buffer))?))
     })
 }
 
@@ -89,7 +104,8 @@ pub extern "C" fn ferrite_read(file: Option<&OpenFile>, buffer: *mut c_void, len
 pub extern "C" fn ferrite_write(file: Option<&OpenFile>, data: *const c_void, len: usize) -> libc::ssize_t {
     call(-1, || {
         let data = bytes(data, len, "the data")?;
-        Ok(count((&given(file)?.0).write(data)?))
+        let of = given(file)?;
+        Ok(count(of.done("write", (&of.file).write(data))?))
     })
 }
 
@@ -98,7 +114,8 @@ pub extern "C" fn ferrite_write(file: Option<&OpenFile>, data: *const c_void, le
 pub extern "C" fn ferrite_pread(file: Option<&OpenFile>, buffer: *mut c_void, len: usize, at: i64) -> libc::ssize_t {
     call(-1, || {
         let buffer = bytes_mut(buffer, len, "the buffer")?;
-        Ok(count(given(file)?.0.read_at(buffer, offset(at)?)?))
+        let of = given(file)?;
+        Ok(count(of.done("read", of.file.read_at(buffer, offset(at)?))?))
     })
 }
 
@@ -107,7 +124,8 @@ pub extern "C" fn ferrite_pread(file: Option<&OpenFile>, buffer: *mut c_void, le
 pub extern "C" fn ferrite_pwrite(file: Option<&OpenFile>, data: *const c_void, len: usize, at: i64) -> libc::ssize_t {
     call(-1, || {
         let data = bytes(data, len, "the data")?;
-        Ok(count(given(file)?.0.write_at(data, offset(at)?)?))
+        let of = given(file)?;
+        Ok(count(of.done("write", of.file.write_at(data, offset(at)?))?))
     })
 }
 
@@ -122,7 +140,8 @@ pub extern "C" fn ferrite_preadv(
     call(-1, || {
         let (parts, len) = scattered(vector, parts)?;
         let mut all = memory(len)?;
-        let found = given(file)?.0.read_at(&mut all, offset(at)?)?;
+        let of = given(file)?;
+        let found = of.done("read", of.file.read_at(&mut all, offset(at)?))?;
         let mut rest = &all[..found];
         for part in parts {
             let (here, behind) = rest.split_at(part.len().min(rest.len()));
@@ -149,7 +168,8 @@ pub extern "C" fn ferrite_pwritev(
             all[done..done + part.len()].copy_from_slice(part);
             done += part.len();
         }
-        Ok(count(given(file)?.0.write_at(&all, offset(at)?)?))
+        let of = given(file)?;
+        Ok(count(of.done("write", of.file.write_at(&all, offset(at)?))?))
     })
 }
 
@@ -158,7 +178,7 @@ pub extern "C" fn ferrite_pwritev(
 pub extern "C" fn ferrite_append(file: Option<&OpenFile>, data: *const c_void, len: usize, at: *mut u64) -> c_int {
     call(-1, || {
         let data = bytes(data, len, "the data")?;
-        border::store(at, given(file)?.0.append(data)?);
+        border::store(at, given(file)?.file.append(data)?);
         Ok(0)
     })
 }
@@ -167,7 +187,8 @@ pub extern "C" fn ferrite_append(file: Option<&OpenFile>, data: *const c_void, l
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrite_seek(file: Option<&OpenFile>, by: i64, whence: c_int) -> i64 {
     call(-1, || {
-        let mut file = &given(file)?.0;
+        let of = given(file)?;
+        let mut file = &of.file;
         let to = match whence {
             libc::SEEK_SET => SeekFrom::Start(offset(by)?),
             libc::SEEK_CUR => SeekFrom::Current(by),
@@ -176,7 +197,7 @@ pub extern "C" fn ferrite_seek(file: Option<&OpenFile>, by: i64, whence: c_int) 
             libc::SEEK_HOLE => SeekFrom::Start(file.seek_hole(offset(by)?)?),
             _ => return Err(Failure::new(libc::EINVAL, format!("no whence {whence}"))),
         };
-        Ok(i64::try_from(file.seek(to)?).unwrap_or(i64::MAX))
+        Ok(i64::try_from(of.done("seek in", file.seek(to))?).unwrap_or(i64::MAX))
     })
 }
 
@@ -184,7 +205,7 @@ pub extern "C" fn ferrite_seek(file: Option<&OpenFile>, by: i64, whence: c_int) 
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrite_ftruncate(file: Option<&OpenFile>, size: i64) -> c_int {
     call(-1, || {
-        given(file)?.0.set_len(offset(size)?)?;
+        given(file)?.file.set_len(offset(size)?)?;
         Ok(0)
     })
 }
@@ -206,7 +227,7 @@ pub extern "C" fn ferrite_fallocate(file: Option<&OpenFile>, flags: c_int, at: i
                 ));
             }
         };
-        given(file)?.0.allocate(mode, offset(at)?, offset(len)?)?;
+        given(file)?.file.allocate(mode, offset(at)?, offset(len)?)?;
         Ok(0)
     })
 }
@@ -215,7 +236,7 @@ pub extern "C" fn ferrite_fallocate(file: Option<&OpenFile>, flags: c_int, at: i
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrite_fsync(file: Option<&OpenFile>) -> c_int {
     call(-1, || {
-        given(file)?.0.sync_all()?;
+        given(file)?.file.sync_all()?;
         Ok(0)
     })
 }
@@ -225,7 +246,7 @@ pub extern "C" fn ferrite_fsync(file: Option<&OpenFile>) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrite_flock(file: Option<&OpenFile>, operation: c_int) -> c_int {
     call(-1, || {
-        let file = &given(file)?.0;
+        let file = &given(file)?.file;
         let wait = if operation & libc::LOCK_NB == 0 {
             Wait::Forever
         } else {
@@ -253,7 +274,7 @@ pub extern "C" fn ferrite_lock_range(
     timeout_ms: i64,
 ) -> c_int {
     call(-1, || {
-        let file = &given(file)?.0;
+        let file = &given(file)?.file;
         let (start, len) = (offset(at)?, offset(len)?);
         let end = match len {
             0 => Bound::Unbounded,

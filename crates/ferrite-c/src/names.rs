@@ -3,9 +3,8 @@
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirEntryExt;
-use std::path::PathBuf;
 
-use ferrite::{Access, FileKind, Fs, ReadDir, RenameMode};
+use ferrite::{Access, Dir, ReadDir, RenameMode};
 
 use crate::border::{bytes_mut, text};
 use crate::failure::{Failure, call, given};
@@ -13,8 +12,7 @@ use crate::volume::Volume;
 
 /// A directory that is being listed.
 pub struct Directory {
-    fs: Fs,
-    path: PathBuf,
+    dir: Dir,
     entries: ReadDir,
     name: CString,
     entry: Entry,
@@ -141,12 +139,10 @@ pub extern "C" fn ferrite_access(volume: Option<&Volume>, path: *const c_char, m
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrite_opendir(volume: Option<&Volume>, path: *const c_char) -> Option<Box<Directory>> {
     call(None, || {
-        let (fs, path) = (given(volume)?.0.clone(), PathBuf::from(text(path, "the path")?));
-        let entries = fs.read_dir(&path)?;
+        let dir = given(volume)?.0.open_dir(text(path, "the path")?)?;
         Ok(Some(Box::new(Directory {
-            fs,
-            path,
-            entries,
+            entries: dir.entries()?,
+            dir,
             name: CString::default(),
             entry: Entry {
                 ino: 0,
@@ -170,15 +166,7 @@ pub extern "C" fn ferrite_readdir(directory: Option<&mut Directory>) -> *const E
         directory.name = name.map_err(|_| Failure::new(libc::EIO, "a name with a zero"))?;
         directory.entry = Entry {
             ino: entry.ino(),
-            kind: match entry.file_type()?.kind() {
-                FileKind::File => libc::S_IFREG,
-                FileKind::Directory => libc::S_IFDIR,
-                FileKind::Symlink => libc::S_IFLNK,
-                FileKind::Fifo => libc::S_IFIFO,
-                FileKind::Socket => libc::S_IFSOCK,
-                FileKind::CharDevice => libc::S_IFCHR,
-                FileKind::BlockDevice => libc::S_IFBLK,
-            },
+            kind: entry.file_type()?.kind().mode_bits(),
             name: directory.name.as_ptr(),
         };
         Ok(&raw const directory.entry)
@@ -190,7 +178,7 @@ pub extern "C" fn ferrite_readdir(directory: Option<&mut Directory>) -> *const E
 pub extern "C" fn ferrite_rewinddir(directory: Option<&mut Directory>) -> c_int {
     call(-1, || {
         let directory = given(directory)?;
-        directory.entries = directory.fs.read_dir(&directory.path)?;
+        directory.entries = directory.dir.entries()?;
         Ok(0)
     })
 }

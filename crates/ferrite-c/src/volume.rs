@@ -32,6 +32,7 @@ pub struct Space {
 
 // SAFETY: eight-byte numbers only.
 unsafe impl Grows for Space {}
+const _: () = assert!(size_of::<Space>() == size_of::<usize>() + 6 * 8);
 
 /// `NAME=VALUE,NAME=VALUE`; a name without a value is true.
 fn pairs(options: &OsStr) -> Result<Vec<(&str, &str)>, Failure> {

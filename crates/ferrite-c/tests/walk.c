@@ -176,16 +176,22 @@ static void attributes(void) {
 
 /* What a process opened is not its children's. */
 static void forks(int is_pool) {
+    ferrite_file *before = ferrite_open_file(volume, "/file", O_RDONLY, 0);
+    OK(before != NULL);
     pid_t child = fork();
     if (child == 0) {
         ferrite_file *file = ferrite_open_file(volume, "/file", O_RDONLY, 0);
         int is_refused = file == NULL && errno == EBUSY;
+        char byte;
+        is_refused &= ferrite_pread(before, &byte, 1, 0) == -1 && errno == EBUSY;
+        is_refused &= strstr(ferrite_error(), "/file") != NULL && strstr(ferrite_error(), "fork") != NULL;
         ferrite_close(volume);
         _exit(is_refused ? 0 : 1);
     }
     int status = 1;
     OK(child > 0 && waitpid(child, &status, 0) == child);
     OK(!is_pool || status == 0);
+    OK(ferrite_close_file(before) == 0);
 }
 
 int main(int argc, char **argv) {

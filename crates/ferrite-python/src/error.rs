@@ -10,23 +10,6 @@ use std::path::Path;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
-/// The errno of an error that has none.
-fn closest(kind: io::ErrorKind) -> i32 {
-    match kind {
-        io::ErrorKind::ResourceBusy => libc::EBUSY,
-        io::ErrorKind::InvalidInput => libc::EINVAL,
-        io::ErrorKind::InvalidData => libc::EBADMSG,
-        io::ErrorKind::Unsupported => libc::EOPNOTSUPP,
-        io::ErrorKind::ReadOnlyFilesystem => libc::EROFS,
-        io::ErrorKind::OutOfMemory => libc::ENOMEM,
-        io::ErrorKind::NotFound => libc::ENOENT,
-        io::ErrorKind::PermissionDenied => libc::EACCES,
-        io::ErrorKind::TimedOut => libc::ETIMEDOUT,
-        io::ErrorKind::ConnectionRefused => libc::ECONNREFUSED,
-        _ => libc::EIO,
-    }
-}
-
 /// An `OSError` with this path.
 pub(crate) fn os_error(errno: i32, text: String, path: &Path) -> PyErr {
     PyOSError::new_err((errno, text, path.as_os_str().to_owned()))
@@ -34,7 +17,7 @@ pub(crate) fn os_error(errno: i32, text: String, path: &Path) -> PyErr {
 
 /// An error of the library.
 pub(crate) fn of_library(error: &ferrite::Error) -> PyErr {
-    let errno = error.raw_os_error().unwrap_or_else(|| closest(error.kind()));
+    let errno = error.closest_os_error();
     let (text, path) = (error.cause().to_string(), error.path().as_os_str().to_owned());
     match error.new_path() {
         // Windows' error number stands between the two paths.
@@ -53,7 +36,7 @@ pub(crate) fn of_io(error: &io::Error, path: &Path) -> PyErr {
             let text = text.split(" (os error").next().unwrap_or_default().to_owned();
             os_error(errno, text, path)
         }
-        (None, None) => os_error(closest(error.kind()), error.to_string(), path),
+        (None, None) => os_error(libc::EIO, error.to_string(), path),
     }
 }
 

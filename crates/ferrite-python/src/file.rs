@@ -18,6 +18,8 @@ use crate::buffer;
 use crate::error::{not_negative, of_io, of_library, os_error};
 use crate::stat::{StatTuple, stat_tuple};
 
+/// A read of no more bytes gets memory for all of them, without asking how long the file is.
+const ASKED_MAX: u64 = 64 << 10;
 /// Signals are looked for this often while a lock is waited for.
 const LOCK_TURN: Duration = Duration::from_millis(50);
 
@@ -64,9 +66,15 @@ impl RawFile {
         offset: u64,
         read: impl FnOnce(&File, &mut [u8]) -> io::Result<usize> + Send,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let len = self.run(py, File::metadata)?.len().saturating_sub(offset);
+        let len = match size {
+            Some(size) if size <= ASKED_MAX => size,
+            _ => {
+                let len = self.run(py, File::metadata)?.len().saturating_sub(offset);
+                size.map_or(len, |size| size.min(len))
+            }
+        };
         let file = self.open()?;
-        let len = usize::try_from(size.map_or(len, |size| size.min(len))).unwrap_or(usize::MAX);
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
         let mut count = 0;
         let bytes = PyBytes::new_with(py, len, |space| {
             count = self.io(py.detach(|| read(&file, space)))?;

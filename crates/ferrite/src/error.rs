@@ -120,6 +120,24 @@ impl Cause {
         }
     }
 
+    /// The error number, or the closest if no errno fits; for programs in languages whose errors all have one.
+    pub fn closest_os_error(&self) -> i32 {
+        self.raw_os_error().unwrap_or_else(|| match self.kind() {
+            io::ErrorKind::ResourceBusy => libc::EBUSY,
+            io::ErrorKind::InvalidInput => libc::EINVAL,
+            io::ErrorKind::InvalidData => libc::EBADMSG,
+            io::ErrorKind::Unsupported => libc::EOPNOTSUPP,
+            io::ErrorKind::ReadOnlyFilesystem => libc::EROFS,
+            io::ErrorKind::OutOfMemory => libc::ENOMEM,
+            io::ErrorKind::NotFound => libc::ENOENT,
+            io::ErrorKind::AlreadyExists => libc::EEXIST,
+            io::ErrorKind::PermissionDenied => libc::EACCES,
+            io::ErrorKind::TimedOut => libc::ETIMEDOUT,
+            io::ErrorKind::ConnectionRefused => libc::ECONNREFUSED,
+            _ => libc::EIO,
+        })
+    }
+
     /// The corresponding [`std::io::ErrorKind`].
     pub fn kind(&self) -> io::ErrorKind {
         match self {
@@ -191,6 +209,11 @@ impl Error {
     /// As [`Cause::raw_os_error`].
     pub fn raw_os_error(&self) -> Option<i32> {
         self.0.cause.raw_os_error()
+    }
+
+    /// As [`Cause::closest_os_error`].
+    pub fn closest_os_error(&self) -> i32 {
+        self.0.cause.closest_os_error()
     }
 
     /// As [`Cause::kind`].

@@ -6,7 +6,9 @@
 A URL is `ferrite://VOLUME!/PATH`: the first `!/` ends the address of the volume. If `storage_options` has the volume,
 the URL is `ferrite://PATH`. Further storage options are those of `ferrite.open`; `auto_mkdir=True` makes parents.
 
-File systems of one process at one address with the same options share a volume, which is closed when the last is gone.
+File systems of one process at one address with the same options share a volume. It is closed when the last is gone;
+since fsspec keeps file systems for the next caller, that is when the process ends, or after
+`FerriteFileSystem.clear_instance_cache()`.
 """
 
 from __future__ import annotations
