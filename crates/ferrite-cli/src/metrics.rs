@@ -79,9 +79,12 @@ fn text(metrics: &Metrics, volumes: &Volumes, began: SystemTime) -> String {
     clients(&mut families, metrics);
     operations(&mut families, metrics);
     rdma(&mut families, metrics);
-    volumes.show(|volumes| super::owned_metrics::add(&mut families, volumes));
-    let mut reports = Vec::new();
-    volumes.show(|volumes| reports.extend(volumes.iter().map(|(path, volume)| Report::of_served(path, &**volume))));
+    let volumes = volumes.now();
+    super::owned_metrics::add(&mut families, &volumes);
+    let reports: Vec<Report> = volumes
+        .iter()
+        .map(|(path, volume)| Report::of_served(path, &**volume))
+        .collect();
     volume_metrics::add(&mut families, &reports);
     encoded(families)
 }

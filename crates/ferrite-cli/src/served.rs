@@ -22,8 +22,9 @@ impl Volumes {
         self.list().retain(|(_, known)| !Arc::ptr_eq(known, volume));
     }
 
-    pub(crate) fn show(&self, look: impl FnOnce(&[Named])) {
-        look(&self.list());
+    /// The list of now. Looking at a volume may block, which must not keep another from coming or going.
+    pub(crate) fn now(&self) -> Vec<Named> {
+        self.list().clone()
     }
 
     fn list(&self) -> MutexGuard<'_, Vec<Named>> {

@@ -45,7 +45,7 @@ pub(crate) struct Space {
 }
 
 impl Report {
-    /// A pool that this process serves. Cheap: nothing is counted.
+    /// A pool that this process serves. Nothing is counted, but asking for its space may wait for a device.
     pub(crate) fn of_served(pool: &str, volume: &dyn Volume) -> Report {
         let space = volume.fs().statfs(SYSTEM).ok().map(|stat| {
             let bytes = |blocks: u64| blocks.saturating_mul(u64::from(stat.block_bytes));

@@ -61,9 +61,7 @@ impl Space {
         let number = get
             .parameter("pool")
             .and_then(|text| String::from_utf8(text).ok()?.parse::<usize>().ok());
-        let mut found = None;
-        self.volumes
-            .show(|volumes| found = number.and_then(|number| Some(volumes.get(number)?.1.fs())));
+        let found = number.and_then(|number| Some(self.volumes.now().get(number)?.1.fs()));
         let (Some(fs), Some(path)) = (found, get.parameter("path")) else {
             return Reply::Refused("404 Not Found", "no such pool, or no path".into());
         };

@@ -92,17 +92,15 @@ impl Counts {
 
 /// See the head of this module.
 pub(super) fn text(metrics: &Metrics, volumes: &Volumes) -> String {
-    let mut pools = Vec::new();
-    volumes.show(|volumes| {
-        pools.extend(volumes.iter().map(|(path, volume)| {
-            let report = Report::of_served(path, &**volume);
-            Pool {
-                path: printable(path),
-                read_only: report.is_read_only == Some(true),
-                damage: report.damage.unwrap_or_default(),
-                space: report.space,
-            }
-        }));
+    let volumes = volumes.now();
+    let pools = volumes.iter().map(|(path, volume)| {
+        let report = Report::of_served(path, &**volume);
+        Pool {
+            path: printable(path),
+            read_only: report.is_read_only == Some(true),
+            damage: report.damage.unwrap_or_default(),
+            space: report.space,
+        }
     });
     let status = Status {
         version: crate::version(),
@@ -110,7 +108,7 @@ pub(super) fn text(metrics: &Metrics, volumes: &Volumes) -> String {
         connections: metrics.connections,
         longest_turn_ms: metrics.turns.longest.as_secs_f64() * 1e3,
         shortest_log2: SHORTEST_LOG2,
-        pools,
+        pools: pools.collect(),
         exports: metrics
             .exports
             .iter()
