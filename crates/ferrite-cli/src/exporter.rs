@@ -90,7 +90,7 @@ impl Asked {
     /// The metrics of all mounts.
     fn text(&self) -> String {
         let until = Instant::now() + ANSWER_WAIT;
-        let mounts = mounts::all();
+        let mounts = mounts::reachable(mounts::all());
         let answers: Vec<_> = mounts.iter().map(|mount| self.ask(mount)).collect();
         let reports: Vec<Report> = mounts
             .iter()

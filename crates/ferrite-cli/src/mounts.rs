@@ -1,5 +1,6 @@
 //! All mounts, of Ferrite and others, from `/proc/self/mountinfo`.
 
+use std::collections::BTreeSet;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -26,6 +27,15 @@ pub(crate) struct MountPoint {
 /// All mounted pools.
 pub(crate) fn all() -> Vec<MountPoint> {
     seen_by("self")
+}
+
+/// Those that a path leads to: of mounts on one directory, the last.
+pub(crate) fn reachable(mut mounts: Vec<MountPoint>) -> Vec<MountPoint> {
+    let mut dirs = BTreeSet::new();
+    mounts.reverse();
+    mounts.retain(|mount| dirs.insert(mount.dir.clone()));
+    mounts.reverse();
+    mounts
 }
 
 /// All mounted pools that a process sees.
@@ -191,5 +201,14 @@ mod tests {
             is_read_only: true,
         };
         assert_eq!(parse(text), [expected, other]);
+    }
+
+    #[test]
+    fn of_mounts_on_one_directory_the_last_can_be_reached() {
+        let text = b"30 22 0:50 / /mnt/a rw - fuse.ferrite /pool rw\n\
+            31 22 0:51 / /mnt/b rw - fuse.ferrite /pool rw\n\
+            32 22 0:52 / /mnt/a rw - fuse.ferrite /pool rw\n";
+        let devices: Vec<_> = reachable(parse(text)).into_iter().map(|mount| mount.device).collect();
+        assert_eq!(devices, ["0:51", "0:52"]);
     }
 }
