@@ -29,7 +29,8 @@ staged() {
 needed() {
     mkdir -p "$work/debian"
     touch "$work/debian/control"
-    (cd "$work" && dpkg-shlibdeps --ignore-missing-info -O "$@" 2>/dev/null) | sed 's/^shlibs:Depends=//'
+    # Its warnings on libraries that nothing of a package needs would drown an error.
+    (cd "$work" && dpkg-shlibdeps --warnings=0 --ignore-missing-info -O "$@") | sed 's/^shlibs:Depends=//'
 }
 
 # Documents that each package has, compressed as Debian wants them.

@@ -15,7 +15,7 @@ build_packages=(gcc g++ libc6-dev libleveldb-dev libsnappy-dev librocksdb-dev li
     zlib1g-dev libfabric-dev make pkg-config fuse3 sqlite3 git ca-certificates)
 test_packages=(libfuse3-dev fio stress-ng rsync attr acl tar python3 python3-venv)
 # Servers that some tests start in temporary folders. Tests that miss one are skipped, with a message.
-server_packages=(prometheus ceph-mon ceph-mgr ceph-osd ceph-common librados-dev)
+server_packages=(ceph-mon ceph-mgr ceph-osd ceph-common librados-dev)
 compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || server_packages+=(postgresql-15)
 pmem_packages=(qemu-system-x86 debootstrap cpio xz-utils e2fsprogs binutils)
 
@@ -91,6 +91,17 @@ tools="$HOME/.cache/ferrite/tools"
 if [ "${1:-build}" = test ] && [ ! -x "$tools/bin/fsx" ]; then
     echo "installing: fsx 0.3.2"
     cargo install --quiet --locked --root "$tools" --version 0.3.2 fsx
+fi
+# Prometheus' checker of metrics and rules, without the server, which Debian would start at each boot.
+if [ "${1:-build}" = test ] && [ ! -x "$tools/bin/promtool" ] && ! command -v promtool >/dev/null; then
+    echo "installing: promtool"
+    folder=$(mktemp -d)
+    if (cd "$folder" && apt-get download -q prometheus && dpkg-deb -x prometheus_*.deb .) >/dev/null 2>&1; then
+        install -D "$folder/usr/bin/promtool" "$tools/bin/promtool"
+    else
+        echo "not installed: promtool; tests that need it are skipped" >&2
+    fi
+    rm -rf "$folder"
 fi
 if [ ! -e /dev/fuse ]; then
     run_as_root modprobe fuse 2>/dev/null || true

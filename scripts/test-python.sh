@@ -21,9 +21,11 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 fi
 (cd "$root" && cargo build --quiet -p ferrite-python)
 
+# Their versions are fixed, so that a release of theirs does not fail a test here.
+wheels="fsspec==2026.9.0 numpy==2.4.6 pytest==9.2.0"
 if ! { [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"; } ||
     ! "$venv/bin/python" -c 'import fsspec, numpy, pytest' 2>/dev/null &&
-    ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check fsspec numpy pytest; then
+    ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check $wheels; then
     echo "SKIPPED: tests of the Python package need the wheels fsspec, numpy and pytest, and a module venv"
     exit 0
 fi
