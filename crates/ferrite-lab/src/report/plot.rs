@@ -226,7 +226,12 @@ where
         .y_label_formatter(&|y: &f64| tick(*y))
         .max_light_lines(0)
         .x_desc(panel.x_label.as_str())
-        .y_desc(format!("{} [{}]", panel.y_label, panel.unit))
+        .y_desc(format!(
+            "{} [{}]{}",
+            panel.y_label,
+            panel.unit,
+            if panel.log_y { ", log scale" } else { "" }
+        ))
         .axis_desc_style((FONT, 14))
         .label_style((FONT, 13))
         .draw()?;

@@ -218,6 +218,44 @@ impl Drop for Side {
     }
 }
 
+/// One operation of a [`round`].
+struct Turn {
+    thread: usize,
+    /// How many operations of its thread came before.
+    of_thread: u64,
+    /// A number that no other operation of the side has.
+    number: u64,
+}
+
+/// Has a thread for each buffer do `count` operations; returns the nanoseconds of one. `next` is the first number that
+/// is free.
+fn round(
+    next: &AtomicU64,
+    count: u64,
+    buffers: &mut [Buffer],
+    work: impl Fn(Turn, &mut Buffer) -> Result<(), Failure> + Sync,
+) -> Result<f64, Failure> {
+    let all = count * buffers.len() as u64;
+    let first = next.fetch_add(all, Ordering::Relaxed);
+    let buffers: Vec<&mut Buffer> = buffers.iter_mut().collect();
+    timed(all, || {
+        in_threads(buffers, |thread, buffer| {
+            let from = first + thread as u64 * count;
+            (0..count).try_for_each(|of_thread| {
+                let number = from + of_thread;
+                work(
+                    Turn {
+                        thread,
+                        of_thread,
+                        number,
+                    },
+                    buffer,
+                )
+            })
+        })
+    })
+}
+
 impl Side {
     /// Makes a pool ([`make_pool`]), opens it, and makes the files that the rows need.
     fn make(dir: &Path, name: &str, describe: impl FnOnce(&mut Config)) -> Result<Side, Failure> {
@@ -243,24 +281,16 @@ impl Side {
 
     /// Has a thread for each buffer do `count` operations; returns the nanoseconds of one.
     fn round(&self, operation: Operation, count: u64, buffers: &mut [Buffer]) -> Result<f64, Failure> {
-        let all = count * buffers.len() as u64;
-        let first = self.next.fetch_add(all, Ordering::Relaxed);
-        let buffers: Vec<&mut Buffer> = buffers.iter_mut().collect();
-        timed(all, || {
-            in_threads(buffers, |thread, buffer| {
-                let from = first + thread as u64 * count;
-                (from..from + count).try_for_each(|n| match operation {
-                    Operation::Create => self.create(n),
-                    Operation::Stat => self.stat(n),
-                    Operation::Rename => self.rename(thread, (n - from) % 2 == 1),
-                    Operation::Write4k => self.write(page(n, FILE_BYTES), buffer),
-                    Operation::Write4m => self.write(large(n), buffer),
-                    Operation::Read4m => {
-                        let len = buffer.len();
-                        whole(self.file.read_at(SYSTEM, large(n), buffer)?, len)
-                    }
-                })
-            })
+        round(&self.next, count, buffers, |turn, buffer| match operation {
+            Operation::Create => self.create(turn.number),
+            Operation::Stat => self.stat(turn.number),
+            Operation::Rename => self.rename(turn.thread, turn.of_thread % 2 == 1),
+            Operation::Write4k => self.write(page(turn.number, FILE_BYTES), buffer),
+            Operation::Write4m => self.write(large(turn.number), buffer),
+            Operation::Read4m => {
+                let len = buffer.len();
+                whole(self.file.read_at(SYSTEM, large(turn.number), buffer)?, len)
+            }
         })
     }
 

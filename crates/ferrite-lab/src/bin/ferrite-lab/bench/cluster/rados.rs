@@ -4,7 +4,7 @@
 //! the file's size and times, in the same atomic operation, and the fence of the owner's client.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use ferrite_buffers::Buffer;
 use ferrite_lab::peers::{FILE_BYTES, page};
@@ -12,10 +12,8 @@ use ferrite_nvme::{DataPlace, Rados};
 use ferrite_rados::{Client, Options, Pool, ReadOp, WriteOp};
 use ferrite_test_clusters::{Ceph, CephOptions, Postgres};
 
-use super::super::contest::timed;
-use super::super::nvme::in_threads;
 use super::super::{Effort, Output, whole};
-use super::{LARGE_BYTES, Operation, Side, THREADS, buffers, contest, large, on_database};
+use super::{LARGE_BYTES, Operation, Side, THREADS, buffers, contest, large, on_database, round};
 use crate::Failure;
 
 /// Names of the rows: each operation from one thread, and from [`THREADS`].
@@ -90,14 +88,8 @@ impl Raw {
 
     /// As [`Side::round`] does.
     fn round(&self, operation: Operation, count: u64, buffers: &mut [Buffer]) -> Result<f64, Failure> {
-        let all = count * buffers.len() as u64;
-        let first = self.next.fetch_add(all, Ordering::Relaxed);
-        let buffers: Vec<&mut Buffer> = buffers.iter_mut().collect();
-        timed(all, || {
-            in_threads(buffers, |thread, buffer| {
-                let from = first + thread as u64 * count;
-                (from..from + count).try_for_each(|n| self.operate(operation, n, buffer))
-            })
+        round(&self.next, count, buffers, |turn, buffer| {
+            self.operate(operation, turn.number, buffer)
         })
     }
 
