@@ -1,5 +1,5 @@
 //! Servers that hand a pool to each other, with real processes: the owner is killed, stopped and continued, asked to
-//! leave, ended in order, and its database fails over, while programs work on two mounts.
+//! leave, ended in order, and cut off its database, which fails over, and OSDs die, while programs work on two mounts.
 //!
 //! Protects: every line that a program appended is there once; no increment under a lock is lost or doubled; a retried
 //! rename is done once; an owner that was stopped answers nothing when it continues; clients go on within the lease.
@@ -7,18 +7,22 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::common::{fails, ferrite, has_fuse, ok, soak};
+use ferrite_client::{Client, ClientOptions, ConnectError};
 #[cfg(feature = "rados")]
 use ferrite_test_clusters::CephOptions;
-use ferrite_test_clusters::{Ceph, Postgres, PostgresOptions, or_skip};
+use ferrite_test_clusters::{Ceph, Passing, Postgres, PostgresOptions, Proxy, or_skip};
 use tempfile::TempDir;
 
 /// Seconds after which another server may take the pool of one that is dead.
 const LEASE_S: u64 = 2;
-/// How long clients may wait beyond the lease; the goal is 2 s, on a machine that has nothing else to do.
+/// How long servers may take beyond the lease on a busy machine.
 const BEYOND: Duration = Duration::from_secs(10);
+/// How long clients may wait beyond the lease. The goal is 2 s, on a machine that has nothing else to do.
+const CLIENTS_BEYOND: Duration = Duration::from_secs(6);
 /// Between blows: clients that lost a server try each at least once a second.
 const BETWEEN: Duration = Duration::from_millis(1500);
 
@@ -52,6 +56,8 @@ struct Server {
     process: Child,
     address: String,
     said: PathBuf,
+    /// The network between it and the primary of its database.
+    network: Arc<Proxy>,
 }
 
 /// A pool in a database, two servers for it, and two directories to mount it on. Dropping this removes everything.
@@ -88,11 +94,23 @@ impl Group {
                 ceph.conf().display()
             ),
         };
-        let text = format!(
-            "[metadata]\npostgres = '{}'\nvolume = 'home'\nlease_s = {LEASE_S}\nsmall_files = '2K'\n{content}\n",
-            database.connection()
-        );
-        std::fs::write(dir.path().join("pool.toml"), text).unwrap();
+        let pool = |name: &str, connection: &str| {
+            let text = format!(
+                "[metadata]\npostgres = '{connection}'\nvolume = 'home'\nlease_s = {LEASE_S}\nsmall_files = '2K'\n{content}\n",
+            );
+            std::fs::write(dir.path().join(name), text).unwrap();
+        };
+        pool("pool.toml", &database.connection());
+        let primary = database.primary().port().to_string();
+        let network = |name: &str| {
+            let proxy = Proxy::start(database.primary().port()).unwrap();
+            pool(
+                name,
+                &database.connection().replace(&primary, &proxy.port().to_string()),
+            );
+            Arc::new(proxy)
+        };
+        let networks = ["0", "1"].map(|name| (name, network(&format!("pool{name}.toml"))));
         let mut group = Group {
             servers: Vec::new(),
             dir,
@@ -101,10 +119,10 @@ impl Group {
         };
         let size: &[&str] = if group.ceph.is_some() { &[] } else { &["--size", "64M"] };
         ok(ferrite().args(["mkfs", &group.pool()]).args(size));
-        for mount in ["0", "1"] {
-            std::fs::create_dir(group.mount(mount)).unwrap();
+        for (name, network) in networks {
+            std::fs::create_dir(group.mount(name)).unwrap();
             let address = format!("127.0.0.1:{}", free_port());
-            let server = group.start(&address);
+            let server = group.start(name, &address, network);
             group.servers.push(server);
         }
         Some(group)
@@ -119,11 +137,12 @@ impl Group {
     }
 
     /// Starts a server, and waits until it serves or stands by.
-    fn start(&self, address: &str) -> Server {
+    fn start(&self, name: &str, address: &str, network: Arc<Proxy>) -> Server {
+        let pool = format!("nvme:{}", self.dir.path().join(format!("pool{name}.toml")).display());
         let said = self.dir.path().join(address.replace(':', "."));
         let file = std::fs::File::create(&said).unwrap();
         let process = ferrite()
-            .args(["serve", &self.pool(), "--no-root-squash", "--lease", "5"])
+            .args(["serve", &pool, "--no-root-squash", "--lease", "5"])
             .args(["--listen", &format!("tcp://{address}")])
             .stdout(file.try_clone().unwrap())
             .stderr(file)
@@ -133,6 +152,7 @@ impl Group {
             process,
             address: address.to_owned(),
             said,
+            network,
         };
         let until = Instant::now() + Duration::from_secs(30);
         while !["serving", "standing by"]
@@ -175,9 +195,8 @@ impl Group {
 
     /// Waits until a server serves the pool, and not only owns it.
     fn wait_until_served_by(&self, server: usize) {
-        let alone = format!("tcp://{}:/log", self.servers[server].address);
         let until = Instant::now() + Duration::from_secs(LEASE_S) + BEYOND;
-        while !ferrite().args(["cat", &alone]).output().unwrap().status.success() {
+        while self.servers[server].connect().is_err() {
             assert!(Instant::now() < until, "{}", self.servers[server].text());
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -281,6 +300,21 @@ impl Server {
         std::fs::read_to_string(&self.said).unwrap_or_default()
     }
 
+    /// A session with it alone.
+    fn connect(&self) -> Result<Client, ConnectError> {
+        let options = ClientOptions::default().timeout(Some(Duration::from_millis(500)));
+        Client::connect(&self.address, "", &options)
+    }
+
+    /// Asked alone, it must not answer as an owner.
+    fn refuses(&self) {
+        let Err(refused) = self.connect() else {
+            panic!("{} serves what another server owns: {}", self.address, self.text());
+        };
+        let refused = refused.to_string();
+        assert!(refused.contains("another server serves this volume"), "{refused}");
+    }
+
     fn signal(&self, name: &str) {
         let process = self.process.id().to_string();
         ok(Command::new("kill").args([&format!("-{name}"), &process]));
@@ -298,6 +332,13 @@ enum Blow {
     Asked,
     /// It ends in order, and starts again.
     Ended,
+    /// Nothing passes between it and its database, until another owns the pool.
+    CutOff,
+    /// Its batches reach the database, but no answer comes back, until another owns the pool.
+    Deaf,
+    /// An OSD of Ceph dies, and starts again.
+    #[cfg(feature = "rados")]
+    OsdKilled,
 }
 
 impl Group {
@@ -318,12 +359,30 @@ impl Group {
                     self.wait_until_served_by(next);
                 }
                 self.servers[owner].signal("CONT");
-                // Asked alone, it must not answer as an owner.
-                let alone = format!("tcp://{}:/log", self.servers[owner].address);
-                let refused = fails(ferrite().args(["cat", &alone]), 1);
-                assert!(refused.contains("another server serves this volume"), "{refused}");
+                self.servers[owner].refuses();
+            }
+            Blow::CutOff | Blow::Deaf => {
+                let passing = if matches!(blow, Blow::Deaf) {
+                    Passing::Requests
+                } else {
+                    Passing::Neither
+                };
+                self.servers[owner].network.set(passing);
+                let next = self.owner_after(owner);
+                self.wait_until_served_by(next);
+                // The batches that it had sent arrive now.
+                self.servers[owner].network.set(Passing::Both);
+                self.servers[owner].refuses();
+            }
+            #[cfg(feature = "rados")]
+            Blow::OsdKilled => {
+                let ceph = self.ceph.as_ref().expect("a pool with an OSD");
+                ceph.kill_osd(0);
+                std::thread::sleep(BETWEEN);
+                ceph.start_osd(0).unwrap();
             }
             Blow::Killed | Blow::Ended => {
+                let network = Arc::clone(&self.servers[owner].network);
                 let address = self.servers[owner].address.clone();
                 self.servers[owner].signal(if matches!(blow, Blow::Killed) { "KILL" } else { "TERM" });
                 let status = self.servers[owner].process.wait().unwrap();
@@ -334,7 +393,7 @@ impl Group {
                     self.servers[owner].text()
                 );
                 self.owner_after(owner);
-                self.servers[owner] = self.start(&address);
+                self.servers[owner] = self.start(&owner.to_string(), &address, network);
             }
         }
     }
@@ -348,7 +407,14 @@ fn a_pool_survives_blows_to_its_owner() {
     if !has_fuse() {
         return;
     }
-    let blows = [Blow::Killed, Blow::Stopped, Blow::Asked, Blow::Ended];
+    let blows = [
+        Blow::Killed,
+        Blow::CutOff,
+        Blow::Stopped,
+        Blow::Asked,
+        Blow::Deaf,
+        Blow::Ended,
+    ];
     let rounds = if soak() { 20 } else { 1 };
     let work = group.begin();
     for _ in 0..rounds {
@@ -360,7 +426,7 @@ fn a_pool_survives_blows_to_its_owner() {
     std::thread::sleep(BETWEEN);
     let longest = group.end(work);
     assert!(
-        longest < Duration::from_secs(LEASE_S) + BEYOND,
+        longest < Duration::from_secs(LEASE_S) + CLIENTS_BEYOND,
         "clients waited {longest:?}"
     );
     for server in &group.servers {
@@ -387,7 +453,7 @@ fn a_pool_in_ceph_survives_blows_to_its_owner() {
         return;
     };
     let work = group.begin();
-    for blow in [Blow::Stopped, Blow::Killed, Blow::Asked] {
+    for blow in [Blow::Stopped, Blow::OsdKilled, Blow::Killed, Blow::Asked] {
         std::thread::sleep(BETWEEN);
         group.strike(blow);
     }

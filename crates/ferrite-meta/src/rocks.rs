@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::rocksdb::{Db, DbError, Place, Salvage};
+use ferrite_vfs::volume::human_bytes;
 use parking_lot::Mutex;
 
 use crate::backend::{BlobError, BlobFiles, Blobs};
@@ -370,11 +371,16 @@ impl RocksStore {
         }
         if lacks_space() {
             return Err(Error::NoSpace(format!(
-                "{free} bytes are free, too few to merge tables"
+                "{} are free, too few to merge tables",
+                human_bytes(free)
             )));
         }
         if free < least {
-            return Err(Error::NoSpace(format!("{free} bytes are free, {least} are kept back")));
+            return Err(Error::NoSpace(format!(
+                "{} are free, {} are kept back",
+                human_bytes(free),
+                human_bytes(least)
+            )));
         }
         Ok(())
     }

@@ -45,6 +45,7 @@
 //! [`Error::Busy`]: crate::Error::Busy
 
 use std::ops::ControlFlow;
+use std::time::Duration;
 
 use crate::error::Result;
 use crate::owned_status::OwnedStatus;
@@ -97,6 +98,10 @@ pub trait MetaStore: Send + Sync {
     /// effect the second time.
     fn give_up(&self) {}
 
+    /// Ends the use of a store that another server may have by now: every later call fails, and nothing is sent to the
+    /// database. Has no effect on a store that only this process can have.
+    fn abandon(&self) {}
+
     /// Whether an answer that was made of what the store has said may be given. A store that another server can take
     /// over is asked last, after everything was read; others always say yes.
     ///
@@ -104,6 +109,17 @@ pub trait MetaStore: Send + Sync {
     /// Another server may have taken over since.
     fn may_answer(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// For how long answers may still be given unless the lease is renewed; as long as the clock goes for a store that
+    /// no other server can take over. Cheap, and never waits.
+    fn lease_left(&self) -> Duration {
+        Duration::MAX
+    }
+
+    /// How long a lease is that has just been renewed.
+    fn lease_length(&self) -> Duration {
+        Duration::MAX
     }
 
     /// Tells the store that no key of `from..to` exists or has ever been used, so that it need not look. The caller

@@ -77,6 +77,18 @@ impl Ownership for Core {
         self.meta.may_answer().is_ok()
     }
 
+    fn left(&self) -> Duration {
+        self.meta.lease_left()
+    }
+
+    fn length(&self) -> Duration {
+        self.meta.lease_length()
+    }
+
+    fn abandon(&self) {
+        self.meta.abandon();
+    }
+
     fn lost(&self) -> Option<String> {
         let ended = self.meta.health().err().filter(ferrite_meta::Error::is_fatal);
         ended

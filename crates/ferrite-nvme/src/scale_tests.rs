@@ -44,6 +44,10 @@ impl Counting {
 }
 
 impl Remote for Counting {
+    fn is_useful_for(&self, left: Duration) {
+        self.remote.is_useful_for(left);
+    }
+
     fn take(&self, shard: u64, owner: &Owner, ttl: Duration) -> ferrite_meta::Result<Tenure> {
         self.one().take(shard, owner, ttl)
     }
@@ -258,8 +262,20 @@ impl MetaStore for Shared {
         MetaStore::may_answer(&*self.0)
     }
 
+    fn lease_left(&self) -> std::time::Duration {
+        self.0.lease_left()
+    }
+
+    fn lease_length(&self) -> std::time::Duration {
+        self.0.lease_length()
+    }
+
     fn give_up(&self) {
         self.0.give_up();
+    }
+
+    fn abandon(&self) {
+        self.0.abandon();
     }
 }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use ferrite_transport::secure::{Encryption, Key, KeyId};
+use ferrite_vfs::volume::Ownership;
 use ferrite_vfs::{Attr, Cred, Ctx, FileSystem, FsError, Ino, Limits, ROOT_INO, Result, SYSTEM, Start};
 
 use super::admission::Attendance;
@@ -138,10 +139,19 @@ pub(super) struct Store {
     pub(super) borders: Borders,
     pub(super) leases: Arc<Leases>,
     pub(super) limits: Limits,
+    /// The right to answer for a volume that servers hand to each other.
+    pub(super) ownership: Option<Arc<dyn Ownership>>,
     /// Unsettled requests for locks. A call that releases a lock may have to reply to all of them.
     pub(super) unsettled_locks: AtomicUsize,
     /// Its index among the server's stores.
     pub(super) number: usize,
+}
+
+impl Store {
+    /// Whether an answer may be sent that is made of what was read before.
+    pub(super) fn may_answer(&self) -> bool {
+        self.ownership.as_ref().is_none_or(|ownership| ownership.may_answer())
+    }
 }
 
 /// A subtree under a name.

@@ -12,6 +12,9 @@
 //! * No thread waits here: a change that has to wait is work that is returned when it may continue.
 //! * The pool records that there may be leases before the first is granted. After a restart changes wait until those of
 //!   the earlier run are over.
+//! * In a volume that servers hand to each other, no lease lasts longer than the owner's right to answer. So those of
+//!   an owner that died are over when another takes the volume. Only one that leaves in order, before its right ends,
+//!   records leases that its clients have not returned.
 //! * A session whose recall ran out gets no leases for a while ([`super::unresponsive`]).
 //! * There are no leases on an inode while RDMA can write to it, bypassing this table ([`Leases::bar`]).
 //! * A change that bypasses the table is counted ([`Leases::pass`]), and there are no grants while one is in progress.
@@ -23,6 +26,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ferrite_checks::ranked::Mutex;
+use ferrite_vfs::volume::Ownership;
 use ferrite_vfs::workers::Work;
 use ferrite_vfs::{FileSystem, FsError, Ino, ROOT_INO, Result, SYSTEM, XattrMode};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -107,6 +111,8 @@ struct Table {
     names: Option<VecDeque<Work>>,
     /// Leases of an earlier run may last until then.
     earlier: Option<Instant>,
+    /// The server stops: no more leases are granted.
+    is_stopping: bool,
     unresponsive: Unresponsive,
 }
 
@@ -120,6 +126,8 @@ pub(super) struct Leases {
     table: Mutex<lock_order::LeaseTable, Table>,
     /// Whether the pool records that there may be leases of this run.
     is_noted: Mutex<lock_order::LeasesNoted, bool>,
+    /// The right to answer for a volume that servers hand to each other.
+    ownership: Option<Arc<dyn Ownership>>,
 }
 
 /// A change that did not look at the table, because there were no leases when it began.
@@ -133,7 +141,9 @@ impl Drop for Passing {
 
 impl Leases {
     /// Loads the table; changes wait until leases of an earlier run are over. With a term of zero there are no leases.
-    pub(super) fn load(fs: &dyn FileSystem, term: Duration) -> Result<Leases> {
+    pub(super) fn load(fs: &dyn FileSystem, term: Duration, ownership: Option<Arc<dyn Ownership>>) -> Result<Leases> {
+        // The right is renewed at a third of its length: as much is left then, and time for a slow renewal.
+        let term = ownership.as_ref().map_or(term, |of| term.min(of.length() / 3));
         let noted = match fs.getxattr(SYSTEM, ROOT_INO, NAME) {
             Ok(noted) => Some(noted),
             Err(FsError::NoAttribute | FsError::NotSupported(_)) => None,
@@ -154,6 +164,7 @@ impl Leases {
                 ..Table::default()
             }),
             is_noted: Mutex::new(false),
+            ownership,
         })
     }
 
@@ -168,14 +179,15 @@ impl Leases {
     /// on them. Returns their term, zero if it gets none, and the changes that can continue.
     pub(super) fn begin(&self, fs: &dyn FileSystem, session: &dyn Holder, relied_on: bool) -> (Duration, Vec<Work>) {
         let mut is_noted = self.is_noted.lock();
-        if !*is_noted && !self.term.is_zero() {
+        if self.ownership.is_some() {
+            *is_noted = !self.term.is_zero();
+        } else if !*is_noted && !self.term.is_zero() {
             let earlier = self.table.lock().earlier;
             // The next run must wait for those of an earlier one, too.
             let longest = earlier.map_or(self.term, |ends| {
                 self.term.max(ends.saturating_duration_since(Instant::now()))
             });
-            let term_ms = u32::try_from(longest.as_millis() + 1).unwrap_or(u32::MAX).to_le_bytes();
-            *is_noted = match fs.setxattr(SYSTEM, ROOT_INO, NAME, &term_ms, XattrMode::Any) {
+            *is_noted = match note(fs, longest) {
                 Ok(()) => true,
                 Err(error) => {
                     tracing::warn!("there are no leases, for the pool cannot note them: {error}");
@@ -220,6 +232,9 @@ impl Leases {
         }
         let mut table = self.table.lock();
         if table.changing_everything > 0 || table.changing.contains_key(&ino) || table.barred.contains(&ino) {
+            return false;
+        }
+        if table.is_stopping || self.ownership.as_ref().is_some_and(|of| of.left() < self.term) {
             return false;
         }
         let now = Instant::now();
@@ -371,7 +386,8 @@ impl Leases {
         let now = Instant::now();
         let is_noted = self.is_noted.lock();
         if self.table.lock().earlier.is_some_and(|ends| ends <= now) {
-            if !*is_noted && let Err(error) = fs.removexattr(SYSTEM, ROOT_INO, NAME) {
+            let is_of_earlier = !*is_noted || self.ownership.is_some();
+            if is_of_earlier && let Err(error) = fs.removexattr(SYSTEM, ROOT_INO, NAME) {
                 tracing::debug!("the pool still says that there are leases: {error}");
             }
             self.table.lock().earlier = None;
@@ -384,26 +400,52 @@ impl Leases {
         table.ready(now)
     }
 
+    /// Begins to end all leases before the server stops: grants no more, and asks clients to return theirs. False if
+    /// there are none. The caller gives clients some time ([`Self::has_any`]).
+    pub(super) fn withdraw(&self) -> bool {
+        let mut table = self.table.lock();
+        table.is_stopping = true;
+        table.drop_ended(self.term, Instant::now());
+        // No session has this number.
+        table.send_recalls(&Touched::Everything, u64::MAX);
+        table.count > 0
+    }
+
+    /// Whether clients have leases.
+    pub(super) fn has_any(&self) -> bool {
+        let now = Instant::now();
+        let table = self.table.lock();
+        table.leases.values().flatten().any(|lease| lease.ends > now)
+    }
+
     /// Whether changes wait.
     pub(super) fn has_waiting(&self) -> bool {
         self.is_on.load(Ordering::Acquire) && !self.table.lock().waiting.is_empty()
     }
 
     /// Stops the table with the server, which sends no more replies: waiting changes are not made, and clients repeat
-    /// them. The next run waits for leases that still last, if any.
-    pub(super) fn stop(&self, fs: &dyn FileSystem) {
+    /// them. The next run waits for leases that still last, if any. `fs` is `None` if the volume is lost.
+    pub(super) fn stop(&self, fs: Option<&dyn FileSystem>) {
         let mut is_noted = self.is_noted.lock();
         let dropped = {
             let mut table = self.table.lock();
             let lasts = table.leases.values().flatten().map(|lease| lease.ends).max();
             // So that another call of this knows it, too.
             table.earlier = table.earlier.max(lasts);
-            let is_over = table.earlier.is_none_or(|ends| ends <= Instant::now());
-            if is_over && *is_noted {
-                match fs.removexattr(SYSTEM, ROOT_INO, NAME) {
+            let left = table.earlier.map(|ends| ends.saturating_duration_since(Instant::now()));
+            let left = left.filter(|left| !left.is_zero());
+            match (fs, left, &self.ownership) {
+                // Its right to answer ends with this, and the next owner may begin at once.
+                (Some(fs), Some(left), Some(_)) => {
+                    if let Err(error) = note(fs, left) {
+                        tracing::warn!("leases of clients may outlive the service of this volume: {error}");
+                    }
+                }
+                (Some(fs), None, None) if *is_noted => match fs.removexattr(SYSTEM, ROOT_INO, NAME) {
                     Ok(()) => *is_noted = false,
                     Err(error) => tracing::debug!("the pool still says that there are leases: {error}"),
-                }
+                },
+                _ => {}
             }
             table.retain(|_| false);
             let names = table.names.as_mut().map(std::mem::take);
@@ -412,6 +454,12 @@ impl Leases {
         drop(is_noted);
         drop(dropped);
     }
+}
+
+/// Records in the pool that there may be leases for that long. Durable when it returns.
+fn note(fs: &dyn FileSystem, longest: Duration) -> Result<()> {
+    let term_ms = u32::try_from(longest.as_millis() + 1).unwrap_or(u32::MAX).to_le_bytes();
+    fs.setxattr(SYSTEM, ROOT_INO, NAME, &term_ms, XattrMode::Any)
 }
 
 impl Table {

@@ -79,7 +79,7 @@ use movable::Place;
 use pending::PendingConnections;
 use reaper::drop_orphans;
 use reply::put;
-use running::Running;
+use running::{Running, withdraw_leases};
 use session::Session;
 use state::State;
 use subtree::Borders;
@@ -162,7 +162,7 @@ impl Server {
         movable: Vec<Vec<ExportOptions>>,
         options: &ServerOptions,
     ) -> Result<(Server, Vec<Movable>)> {
-        let opened = Opened::open(engines, options)?;
+        let opened = Opened::open(engines, options, None)?;
         let own = opened.exports.iter().map(|export| &export.options);
         let policy = policy_of(own.chain(movable.iter().flatten()))?;
         let pool = Pool::new(options.buffers_bytes).ok_or_else(|| cannot_start("no memory for buffers"))?;
@@ -212,6 +212,7 @@ impl Server {
         let Some(reactors) = self.reactors.take() else {
             return;
         };
+        withdraw_leases(&self.home.inner);
         self.home.inner.stop.store(true, Ordering::Release);
         drop(reactors);
         self.home.stop();
@@ -243,7 +244,11 @@ struct Opened {
 }
 
 impl Opened {
-    fn open(engines: Vec<(Arc<dyn FileSystem>, Vec<ExportOptions>)>, options: &ServerOptions) -> Result<Opened> {
+    fn open(
+        engines: Vec<(Arc<dyn FileSystem>, Vec<ExportOptions>)>,
+        options: &ServerOptions,
+        ownership: Option<&Arc<dyn Ownership>>,
+    ) -> Result<Opened> {
         let (mut stores, mut exports, mut grace) = (Vec::new(), Vec::new(), Vec::new());
         for (number, (fs, wanted)) in engines.into_iter().enumerate() {
             let (state, recovered) = State::load(&*fs)?;
@@ -253,8 +258,9 @@ impl Opened {
             let store = Arc::new(Store {
                 state,
                 borders: Borders::default(),
-                leases: Arc::new(Leases::load(&*fs, options.cache_term)?),
+                leases: Arc::new(Leases::load(&*fs, options.cache_term, ownership.cloned())?),
                 limits: fs.limits(),
+                ownership: ownership.cloned(),
                 fs,
                 unsettled_locks: AtomicUsize::new(0),
                 number,

@@ -18,6 +18,7 @@ use ferrite_vfs::{FileSystem, FsError, Result};
 
 use super::common::Common;
 use super::export::{Export, ExportOptions};
+use super::running::withdraw_leases;
 use super::{Inner, Opened, Running};
 use crate::lock_order;
 
@@ -101,7 +102,8 @@ impl Movable {
     /// # Errors
     /// The root of an export is no directory; errors of the engine; the system has no threads.
     pub fn serve(&self, engine: Arc<dyn FileSystem>, ownership: Arc<dyn Ownership>) -> Result<()> {
-        let opened = Opened::open(vec![(engine, self.place.exports.clone())], &self.common.options)?;
+        let engines = vec![(engine, self.place.exports.clone())];
+        let opened = Opened::open(engines, &self.common.options, Some(&ownership))?;
         let running = Running::start(opened, &self.common, Some(ownership))?;
         *self.place.served.lock() = Served::Here(running);
         Ok(())
@@ -112,6 +114,7 @@ impl Movable {
     /// Blocks as [`super::Server::stop`] does.
     pub fn stop(&self) -> Option<Stopped> {
         let mut running = self.place.take_away()?;
+        withdraw_leases(&running.inner);
         running.stop();
         Some(Stopped(running))
     }

@@ -23,6 +23,22 @@ const ENDS_WAIT: Duration = Duration::from_secs(10);
 const CONNECTIONS_WAIT: Duration = Duration::from_secs(1);
 const CONNECTIONS_LOOK: Duration = Duration::from_millis(1);
 
+/// How long clients may take to return leases before a stop. The next server waits for those that are left, until their
+/// terms end.
+const LEASES_WAIT: Duration = Duration::from_millis(500);
+const LEASES_LOOK: Duration = Duration::from_millis(2);
+
+/// Asks clients for their leases before a stop, and waits a moment. Connections are still served.
+pub(super) fn withdraw_leases(inner: &Inner) {
+    let until = Instant::now() + LEASES_WAIT;
+    let some = inner.stores.iter().filter(|store| store.leases.withdraw());
+    for store in some.collect::<Vec<_>>() {
+        while store.leases.has_any() && Instant::now() < until {
+            std::thread::sleep(LEASES_LOOK);
+        }
+    }
+}
+
 /// See the head of this module.
 pub(super) struct Running {
     pub(super) inner: Arc<Inner>,
@@ -44,8 +60,9 @@ impl Running {
         })
     }
 
-    /// Announces the stop, closes connections, and stops the reaper. False if that was done before.
-    fn halt(&mut self) -> bool {
+    /// Announces the stop, closes connections, and stops the reaper. False if that was done before. Nothing is written
+    /// to engines that are lost.
+    fn halt(&mut self, is_lost: bool) -> bool {
         let Some(reaper) = self.reaper.take() else {
             return false;
         };
@@ -59,7 +76,8 @@ impl Running {
                 link.close();
             }
         }
-        inner.stores.iter().for_each(|store| store.leases.stop(&*store.fs));
+        let stores = inner.stores.iter();
+        stores.for_each(|store| store.leases.stop((!is_lost).then_some(&*store.fs)));
         reaper.thread().unpark();
         // A panic of it was reported when it happened.
         let _ = reaper.join();
@@ -69,7 +87,7 @@ impl Running {
     /// Stops serving. Sessions are not ended; those whose clients have left end before it returns, in the pool too.
     /// Blocks for that, up to ten seconds.
     pub(super) fn stop(&mut self) {
-        if !self.halt() {
+        if !self.halt(false) {
             return;
         }
         let inner = &self.inner;
@@ -88,7 +106,7 @@ impl Running {
     /// Stops serving engines that are another server's by now, and changes nothing of their state.
     pub(super) fn abandon(&mut self) {
         self.inner.stores.iter().for_each(|store| store.state.note_loss());
-        self.halt();
+        self.halt(true);
     }
 }
 

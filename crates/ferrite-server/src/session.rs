@@ -126,12 +126,16 @@ pub(super) struct Recipient {
 }
 
 impl Recipient {
-    /// Sends a message.
+    /// Sends a message, unless another server may answer by now: then the connection is closed instead, and the client
+    /// asks again. To be called after what the message says was read.
     pub(super) fn send(&self, write: impl FnOnce(&mut SendQueue)) {
         // Outside of the lock: the reactor takes it too.
         let link = self.link.lock().clone();
         if let Some(link) = link {
-            link.send(write);
+            match self.export.store.may_answer() {
+                true => link.send(write),
+                false => link.close(),
+            }
         }
     }
 }

@@ -493,7 +493,7 @@ fn garbage_and_half_handshakes_hold_nobody_up() {
         std::thread::sleep(pause);
         trickle.write_all(&[*byte]).is_err()
     });
-    assert!(refused.is_some(), "a handshake that trickles goes on for ever");
+    assert!(refused.is_some(), "the server never refuses a handshake that trickles");
     for mut stream in slow {
         // Clients that have sent everything have the server's reply before the end.
         if let Err(error) = stream.read_to_end(&mut Vec::new()) {

@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `postgres` | [`Postgres`]: a primary, and a synchronous standby if asked for |
 //! | `ceph` | [`Ceph`]: a monitor, up to three OSDs with BlueStore, a pool, and a manager if asked for |
+//! | `proxy` | [`Proxy`]: a network that can be cut |
 //! | `daemon` | processes that die with this one |
 //! | `folder` | temporary folders that disappear even if this process is killed |
 //! | `command` | programs that run to their end, with a time limit |
@@ -28,7 +29,9 @@ mod daemon;
 mod error;
 mod folder;
 mod postgres;
+mod proxy;
 
 pub use ceph::{Ceph, CephOptions};
 pub use error::{Error, Result, or_skip};
 pub use postgres::{Postgres, PostgresOptions, Server};
+pub use proxy::{Passing, Proxy};

@@ -10,7 +10,7 @@
 //! up.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -28,6 +28,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Between looks at a pool that this server owns: whether it still does, and whether it is asked for.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
 const ASKED_EVERY: Duration = Duration::from_millis(500);
+/// How many looks in a row must find the lease ended before its server gives the pool up: a process that was stopped
+/// may just continue, and renew it. Locks on devices keep a successor out that long.
+const ENDED_LOOKS: u32 = 3;
 /// How much longer a server waits for each pool that it owns, and at most.
 const SPREAD: Duration = Duration::from_millis(200);
 const SPREAD_MAX: Duration = Duration::from_secs(2);
@@ -320,34 +323,66 @@ impl Standby {
     /// and `None` when it is lost.
     fn own(&self, movable: &Movable, volume: &Arc<dyn Volume>) -> Option<u64> {
         let ownership = volume.ownership()?;
-        let mut asked_at = Instant::now();
+        let asked = self.listen();
+        let mut ended_looks = 0;
         loop {
-            if let Some(why) = ownership.lost() {
+            ended_looks = match ownership.left().is_zero() {
+                true => ended_looks + 1,
+                false => 0,
+            };
+            let is_over = ended_looks >= ENDED_LOOKS;
+            let ended = || is_over.then(|| "its lease has ended, and the database did not renew it in time".to_owned());
+            if let Some(why) = ownership.lost().or_else(ended) {
                 movable.is_at("");
                 complain(format_args!(
                     "ferrite: {}: no longer served here: {why}",
                     self.path.display()
                 ));
+                ownership.abandon();
                 return None;
             }
             if self.ends() {
                 return Some(0);
             }
-            if asked_at.elapsed() >= ASKED_EVERY {
-                asked_at = Instant::now();
-                // A database that cannot be reached asks nothing.
-                if let Ok(tenancy) = self.candidacy.look()
-                    && self.is_to_leave(&tenancy)
-                {
-                    return Some(tenancy.epoch);
-                }
+            match asked.load(Ordering::Acquire) {
+                0 => {}
+                epoch => return Some(epoch),
             }
             std::thread::park_timeout(CHECK_EVERY);
         }
     }
 
-    fn is_to_leave(&self, tenancy: &Tenancy) -> bool {
-        tenancy.is_own && tenancy.asked_to.as_ref().is_some_and(|to| *to != self.reached_at)
+    /// Starts to ask whether this server is to hand the pool over: the epoch appears in the result, which is 0 before.
+    /// A thread of its own asks, because a database that does not answer must not keep the owner from seeing that its
+    /// lease has ended. It ends when the result is dropped.
+    fn listen(&self) -> Arc<AtomicU64> {
+        let asked = Arc::new(AtomicU64::new(0));
+        let (heard, candidacy, own) = (
+            Arc::downgrade(&asked),
+            Arc::clone(&self.candidacy),
+            self.reached_at.clone(),
+        );
+        let listen = move || {
+            while heard.strong_count() > 0 {
+                std::thread::sleep(ASKED_EVERY);
+                // A database that cannot be reached asks nothing.
+                if let Ok(tenancy) = candidacy.look()
+                    && tenancy.is_own
+                    && tenancy.asked_to.as_ref().is_some_and(|to| *to != own)
+                    && let Some(asked) = heard.upgrade()
+                {
+                    asked.store(tenancy.epoch, Ordering::Release);
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("ferrite-asked".into()).spawn(listen);
+        if let Err(error) = thread {
+            let path = self.path.display();
+            complain(format_args!(
+                "ferrite: {path}: `ferrite failover` is not heard: no thread can be started: {error}"
+            ));
+        }
+        asked
     }
 
     /// Ends the service in order. Sessions are kept for the next owner.

@@ -128,6 +128,7 @@ impl<R: Remote> Shared<R> {
         match self.remote.renew(&self.tenure, self.lease.ttl()) {
             Ok(()) => {
                 self.lease.prolong(sent);
+                self.remote.is_useful_for(self.lease.left());
                 Ok(())
             }
             Err(error) => {
@@ -178,6 +179,7 @@ impl<R: Remote + 'static> Owned<R> {
         let sent = lease.now();
         let tenure = remote.take(shard, owner, options.ttl)?;
         lease.prolong(sent);
+        remote.is_useful_for(lease.left());
         let known = Known::new(options.cache_bytes, tenure.seq);
         let shared = Arc::new(Shared {
             remote,
@@ -303,7 +305,9 @@ impl<R: Remote> Owned<R> {
             };
             match error {
                 lost @ Error::WentBack { .. } => break Err(lost),
-                Error::Unknown(_) | Error::Unreachable(_) if start.elapsed() < self.commit_timeout => {
+                Error::Unknown(_) | Error::Unreachable(_)
+                    if start.elapsed() < self.commit_timeout && !self.shared.lease.left().is_zero() =>
+                {
                     let is_unknown = matches!(error, Error::Unknown(_));
                     doubt = doubt.or(is_unknown.then_some(error));
                 }
@@ -389,6 +393,13 @@ impl<R: Remote> MetaStore for Owned<R> {
         self.shared.check_alive()
     }
 
+    fn abandon(&self) {
+        let ended = self.shared.lease.check().err();
+        let why = ended.unwrap_or_else(|| Error::Expired("the volume was abandoned".into()));
+        self.shared.dead.lock().get_or_insert(why);
+        self.shared.lease.end();
+    }
+
     fn give_up(&self) {
         let mut dead = self.shared.dead.lock();
         if dead.is_some() {
@@ -404,6 +415,14 @@ impl<R: Remote> MetaStore for Owned<R> {
 
     fn may_answer(&self) -> Result<()> {
         Owned::may_answer(self)
+    }
+
+    fn lease_left(&self) -> Duration {
+        self.shared.lease.left()
+    }
+
+    fn lease_length(&self) -> Duration {
+        self.shared.lease.ttl()
     }
 
     fn know_empty(&self, from: &[u8], to: &[u8]) {

@@ -195,6 +195,10 @@ impl<R: Remote> Remote for FaultyRemote<R> {
         self.plain(RemoteCall::Read, || self.inner.tally(tenure, from, to, limit))
     }
 
+    fn is_useful_for(&self, left: Duration) {
+        self.inner.is_useful_for(left);
+    }
+
     fn limits(&self) -> BatchLimits {
         self.inner.limits()
     }

@@ -206,6 +206,10 @@ pub trait Remote: Send + Sync {
         })
     }
 
+    /// Tells how long the owner may still answer: until it says so again, calls wait no longer than that, and a moment.
+    /// An answer that comes later is of no use, and whoever waits for it keeps what a successor needs.
+    fn is_useful_for(&self, _left: Duration) {}
+
     /// How large a batch may be.
     fn limits(&self) -> BatchLimits {
         BatchLimits {
@@ -242,6 +246,10 @@ impl<R: Remote + ?Sized> Remote for std::sync::Arc<R> {
 
     fn tally(&self, tenure: &Tenure, from: &[u8], to: &[u8], limit: usize) -> Result<Tally> {
         (**self).tally(tenure, from, to, limit)
+    }
+
+    fn is_useful_for(&self, left: Duration) {
+        (**self).is_useful_for(left);
     }
 
     fn limits(&self) -> BatchLimits {

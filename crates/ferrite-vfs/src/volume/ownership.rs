@@ -16,8 +16,19 @@ pub trait Ownership: Send + Sync {
     /// Whether an answer may be given that is made of what was read before. Cheap, and never waits.
     fn may_answer(&self) -> bool;
 
+    /// For how long answers may be given unless the right is renewed: no other server answers before that time is over.
+    /// Cheap, and never waits.
+    fn left(&self) -> Duration;
+
+    /// How long the right is that has just been renewed. It is renewed whenever a third of that has passed.
+    fn length(&self) -> Duration;
+
     /// Why this opening will make no more changes, if so: another server has the volume, or a commit failed.
     fn lost(&self) -> Option<String>;
+
+    /// Ends the use of a volume that another server may have by now: every later call of the engine that would ask its
+    /// store fails at once, and nothing is stored any more. The volume is then to be closed.
+    fn abandon(&self);
 
     /// The work of the owner since it took the volume. Never waits for another machine.
     fn report(&self) -> TenureReport;

@@ -21,6 +21,7 @@ mod tls;
 
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ferrite_checks::ranked::{Condvar, Mutex, MutexGuard};
@@ -39,6 +40,8 @@ use sql::Statements;
 
 pub use tenancy::Tenancy;
 
+/// How long a call may wait at least, even if its answer comes too late to be of use.
+const CALL_MIN: Duration = Duration::from_millis(100);
 /// Between attempts to reach a server.
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 /// One attempt to connect.
@@ -107,6 +110,9 @@ pub struct PostgresRemote {
     place: String,
     statements: Statements,
     timeout: Duration,
+    began: Instant,
+    /// Until when answers are of use, in milliseconds since `began`; 0: always.
+    useful_until_ms: AtomicU64,
     readers_max: usize,
     /// The connection of batches.
     committing: Mutex<lock_order::CommitSession, Option<Ready>>,
@@ -164,6 +170,8 @@ impl PostgresRemote {
             tls: tls::connector(options.ca.as_deref())?,
             statements: Statements::of(&options.volume),
             timeout: options.timeout,
+            began: Instant::now(),
+            useful_until_ms: AtomicU64::new(0),
             readers_max: options.readers.max(1),
             committing: Mutex::default(),
             readers: Mutex::default(),
@@ -204,7 +212,19 @@ impl PostgresRemote {
     }
 
     fn connect(&self) -> std::result::Result<Session, Failure> {
-        Session::connect(&self.config, self.tls.clone(), self.timeout)
+        Session::connect(&self.config, self.tls.clone(), self.timeout, self.limit())
+    }
+
+    /// How long a call may wait now.
+    fn limit(&self) -> Duration {
+        match self.useful_until_ms.load(Ordering::Acquire) {
+            0 => self.timeout,
+            until_ms => {
+                let until = self.began + Duration::from_millis(until_ms);
+                let left = until.saturating_duration_since(Instant::now());
+                self.timeout.min(left.max(CALL_MIN))
+            }
+        }
     }
 
     fn ready(&self) -> std::result::Result<Ready, Failure> {
@@ -230,7 +250,7 @@ impl PostgresRemote {
 
     /// Runs a call on a connection of its own, and again on another while the server may come back.
     fn read<T>(&self, call: impl Fn(&mut Ready) -> std::result::Result<T, Failure>) -> Result<T> {
-        let until = Instant::now() + self.timeout;
+        let until = Instant::now() + self.limit();
         loop {
             let failure = match self.read_once(until, &call) {
                 Ok(value) => return Ok(value),
@@ -264,7 +284,10 @@ impl PostgresRemote {
             None => self.ready(),
         };
         let (answer, ready) = match used {
-            Ok(mut ready) => (call(&mut ready), Some(ready)),
+            Ok(mut ready) => {
+                ready.session.set_limit(self.limit());
+                (call(&mut ready), Some(ready))
+            }
             Err(failure) => (Err(failure), None),
         };
         let mut readers = self.readers.lock();
@@ -334,6 +357,7 @@ impl PostgresRemote {
                 other => other,
             })?),
         };
+        ready.session.set_limit(self.limit());
         let Prepared { apply, apply_puts, .. } = &ready.prepared;
         let statement = if with.len() == 5 { apply_puts } else { apply };
         let rows = ready.session.commit(statement, with);
@@ -351,6 +375,7 @@ impl PostgresRemote {
             return Err(Error::Unknown(format!("{}: the connection ended", self.place)));
         };
         let with: [&(dyn ToSql + Sync); 3] = [&(tenure.shard as i64), &(tenure.epoch as i64), &(seq as i64)];
+        ready.session.set_limit(self.limit());
         match ready.session.commit(&ready.prepared.confirm, &with) {
             Ok(_) => Ok(()),
             Err(failure) => {
@@ -424,6 +449,12 @@ fn micros(ttl: Duration) -> i64 {
 }
 
 impl Remote for PostgresRemote {
+    fn is_useful_for(&self, left: Duration) {
+        let until = (self.began.elapsed() + left).as_millis();
+        self.useful_until_ms
+            .store(u64::try_from(until).unwrap_or(u64::MAX).max(1), Ordering::Release);
+    }
+
     fn take(&self, shard: u64, owner: &Owner, ttl: Duration) -> Result<Tenure> {
         let (number, micros) = (shard as i64, micros(ttl));
         let rows = self.read(|ready| {

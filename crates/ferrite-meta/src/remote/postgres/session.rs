@@ -143,8 +143,8 @@ async fn driven<T>(
 }
 
 impl Session {
-    /// Connects, and prepares a session in which nothing waits longer than `limit`.
-    pub(super) fn connect<T>(config: &Config, tls: T, limit: Duration) -> Result<Session, Failure>
+    /// Connects within `limit`, and prepares a session in which no statement takes longer than `timeout`.
+    pub(super) fn connect<T>(config: &Config, tls: T, timeout: Duration, limit: Duration) -> Result<Session, Failure>
     where
         T: MakeTlsConnect<Socket>,
         T::Stream: Send + 'static,
@@ -182,13 +182,18 @@ impl Session {
                 warning: None,
             },
         };
-        let ms = limit.as_millis();
+        let ms = timeout.as_millis();
         session.batch(&format!(
             "SET synchronous_commit = on; SET statement_timeout = {ms}; SET lock_timeout = {ms}; \
              SET idle_in_transaction_session_timeout = {ms}; SET client_min_messages = warning; \
              SET default_transaction_isolation = 'read committed'; {PLANS}"
         ))?;
         Ok(session)
+    }
+
+    /// Sets how long calls may take from now on.
+    pub(super) fn set_limit(&mut self, limit: Duration) {
+        self.line.limit = limit;
     }
 
     /// Runs statements without parameters, as one transaction.
