@@ -6,6 +6,7 @@
 //!
 //! Invariants:
 //! * A log that cannot be written (a full disk, no syslog) never blocks a daemon or ends it.
+//! * No line has what a file contains: of other libraries only warnings and errors are written.
 //! * Lines in files have times; syslog adds its own, and a terminal needs none. Only terminals get colours.
 
 use std::collections::VecDeque;
@@ -141,7 +142,16 @@ impl MakeWriter<'_> for Lines {
     }
 
     fn make_writer_for(&self, metadata: &Metadata<'_>) -> Line {
-        Line(*metadata.level())
+        Line(wanted(metadata.target(), *metadata.level()))
+    }
+}
+
+/// The level of a line; one that is never written for details of other libraries: PostgreSQL's driver prints the values
+/// that it sends, and with them the content of files.
+fn wanted(target: &str, level: Level) -> Level {
+    match level > Level::WARN && !target.starts_with("ferrite") {
+        true => Level::TRACE,
+        false => level,
     }
 }
 
@@ -239,6 +249,13 @@ mod tests {
         );
         assert!(packet(Level::WARN, "t", " w\n").starts_with("<28>"));
         assert!(packet(Level::INFO, "t", " i\n").starts_with("<30>"));
+    }
+
+    #[test]
+    fn details_of_other_libraries_are_not_written() {
+        assert_eq!(wanted("tokio_postgres::query", Level::DEBUG), Level::TRACE);
+        assert_eq!(wanted("tokio_postgres::query", Level::ERROR), Level::ERROR);
+        assert_eq!(wanted("ferrite_nvme::open", Level::DEBUG), Level::DEBUG);
     }
 
     #[test]
