@@ -53,6 +53,7 @@ mod serve;
 mod served;
 mod signals;
 mod size;
+mod support_bundle;
 mod target;
 mod top;
 mod trace_file;
@@ -134,13 +135,14 @@ pub(crate) fn about<E: std::fmt::Display>(path: &Path) -> impl FnOnce(E) -> Fail
 
 const AFTER_HELP: &str = "\
 Examples:
-  ferrite mkfs /dev/shm/pool --size 1G      make a pool in DRAM
-  ferrite mount /dev/shm/pool /mnt          mount it; returns when the mount is ready
-  ferrite serve /dev/shm/pool               export it; then elsewhere: ferrite mount tcp://127.0.0.1:7447 /mnt
-  ferrite ls tcp://127.0.0.1:7447:/         files without a mount; also cp, cat, stat, rm, mkdir, mv
-  ferrite df                                free space of all mounted pools
-  ferrite umount /mnt                       unmount; completed operations are durable already
-  ferrite demo                              see it work
+  ferrite mkfs /dev/shm/pool --size 1G      # make a pool in DRAM
+  ferrite mount /dev/shm/pool /mnt          # mount it; returns when it is ready
+  ferrite df                                # free space of all mounted pools
+  ferrite umount /mnt                       # writes are durable already
+  ferrite serve /dev/shm/pool               # export it
+  ferrite mount tcp://127.0.0.1:7447 /mnt   # mount the export
+  ferrite ls tcp://127.0.0.1:7447:/         # without a mount; also cp, cat, rm
+  ferrite demo                              # see it work
 
 A pool is named by its path, or by its address, pm:PATH; the export of a server by tcp://HOST:PORT/NAME, and by \
 tcp://HOST:PORT/NAME?key=FILE if it has a key. nvme:POOL.toml is a pool on the devices that the file names. Schemes of \
@@ -219,6 +221,8 @@ enum Command {
     /// Check what this machine supports, and say how to get what is missing
     Doctor(doctor::Doctor),
     Bench(files::Bench),
+    /// Collect what a bug report needs, without secrets
+    SupportBundle(support_bundle::SupportBundle),
     /// See Ferrite at work: a pool, a mount, real programs
     Demo(demo::Demo),
     /// Write man pages and shell completions into a directory
@@ -292,6 +296,7 @@ fn run(arguments: Arguments) -> Outcome {
         Command::Freeze(command) => command.run(),
         Command::Thaw(command) => command.run(),
         Command::Exporter(command) => command.run(),
+        Command::SupportBundle(command) => command.run(),
         Command::Df(command) => command.run(),
         Command::Fsck(command) => command.run(),
         Command::Doctor(command) => command.run(),

@@ -59,4 +59,5 @@ mod replicas;
 mod serve;
 mod serve_config;
 mod signature;
+mod support_bundle;
 mod untrusted;
