@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use ferrite_checks::ranked::{ArcRwLock, Mutex, RwLock};
+use ferrite_vfs::volume::human_bytes;
 
 use crate::blob::Blob;
 use crate::core::{Core, Free, Inner, NO_SLOT, State};
@@ -95,8 +96,8 @@ impl BlobStore {
         let too_small = || {
             let name = device.name();
             Error::Refused(format!(
-                "{name}: {} bytes are too few; a store needs 4 MiB",
-                device.len_bytes()
+                "{name}: {} are too few; a store needs 4 MiB",
+                human_bytes(device.len_bytes())
             ))
         };
         let layout = Layout::of(

@@ -11,6 +11,8 @@ use ferrite::volume::Address;
 
 use super::{FAILED, Failure, Outcome, info, mounts, say, size};
 
+/// The file by which a demo knows its directory.
+const MARK: &str = ".ferrite-demo";
 const POOL_BYTES: u64 = 1 << 30;
 const TURNS: u32 = 2000;
 /// Transactions over the network.
@@ -23,7 +25,7 @@ const AWAY: Duration = Duration::from_millis(500);
 #[command(after_help = "\
 Makes a pool of 1 GiB in DRAM, mounts it, puts a source tree and a database on it, and compares latencies with tmpfs; \
 then serves it on a loopback address, and kills the server while a program writes a database through a mount of that \
-export. Each run makes a new pool.")]
+export. An earlier demo is replaced only with --replace.")]
 pub(crate) struct Demo {
     /// Directory for the pool and the mount point
     #[arg(long, default_value = "/dev/shm/ferrite-demo")]
@@ -31,6 +33,9 @@ pub(crate) struct Demo {
     /// Source tree to copy to the mount [default: the current directory]
     #[arg(long)]
     tree: Option<PathBuf>,
+    /// Unmount and remove an earlier demo first, with all that is in its pool
+    #[arg(long, conflicts_with = "stop")]
+    replace: bool,
     /// Only unmount and remove the files of an earlier demo
     #[arg(long)]
     stop: bool,
@@ -40,21 +45,32 @@ impl Demo {
     pub(crate) fn run(self) -> Outcome {
         let (pool, mount) = (self.dir.join("pool"), self.dir.join("mnt"));
         let us = std::env::current_exe()?;
-        for mount in [&mount, &self.dir.join(REMOTE)] {
-            if mounts::find(mount).is_some() {
-                run(Command::new(&us).arg("umount").arg(mount))?;
-            }
-        }
         if self.stop {
-            fs::remove_dir_all(&self.dir).map_err(super::about(&self.dir))?;
+            self.remove(&us)?;
             say(format!("{}: unmounted and removed", self.dir.display()));
             return Ok(0);
+        }
+        if self.is_demo() && !self.replace {
+            return Err(Failure::new(
+                FAILED,
+                format!(
+                    "{}: an earlier demo is there; `{us} demo --replace` removes it and what is in it first, `{}` \
+                     only removes it",
+                    self.dir.display(),
+                    self.how_to_stop(&us),
+                    us = us.display()
+                ),
+            ));
         }
         // Check what exists before creating anything.
         let tree = match &self.tree {
             Some(tree) => fs::canonicalize(tree).map_err(super::about(tree))?,
             None => std::env::current_dir()?,
         };
+        if self.is_demo() {
+            self.remove(&us)?;
+        }
+        self.begin()?;
         self.show(&us, &tree, &pool, &mount).map_err(|mut failure| {
             let dir = self.dir.display();
             failure.message += &format!(
@@ -65,9 +81,47 @@ impl Demo {
         })
     }
 
+    /// Whether a demo made the directory.
+    fn is_demo(&self) -> bool {
+        self.dir.join(MARK).is_file()
+    }
+
+    /// Makes the directory. One that a demo did not make has to be empty: the demo removes the whole when it ends.
+    fn begin(&self) -> Result<(), Failure> {
+        fs::create_dir_all(&self.dir).map_err(super::about(&self.dir))?;
+        if fs::read_dir(&self.dir)
+            .map_err(super::about(&self.dir))?
+            .next()
+            .is_some()
+        {
+            return Err(self.not_ours());
+        }
+        let mark = self.dir.join(MARK);
+        fs::write(&mark, "`ferrite demo --stop` removes this directory.\n").map_err(super::about(&mark))
+    }
+
+    fn not_ours(&self) -> Failure {
+        let dir = self.dir.display();
+        let text = format!("{dir}: it was not made by a demo, so its files stay; name a directory of the demo's own");
+        Failure::new(FAILED, text)
+    }
+
+    /// Unmounts and removes an earlier demo.
+    fn remove(&self, us: &Path) -> Result<(), Failure> {
+        fs::metadata(&self.dir).map_err(super::about(&self.dir))?;
+        if !self.is_demo() {
+            return Err(self.not_ours());
+        }
+        for mount in ["mnt", REMOTE].map(|name| self.dir.join(name)) {
+            if mounts::find(&mount).is_some() {
+                run(Command::new(us).arg("umount").arg(mount))?;
+            }
+        }
+        fs::remove_dir_all(&self.dir).map_err(super::about(&self.dir))
+    }
+
     /// The demonstration. The mount stays, even if something fails.
     fn show(&self, us: &Path, tree: &Path, pool: &Path, mount: &Path) -> Outcome {
-        let _ = fs::remove_file(pool);
         fs::create_dir_all(mount)?;
         say(format!(
             "1. A pool of {} in DRAM, mounted on {}",

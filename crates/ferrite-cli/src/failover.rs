@@ -22,8 +22,8 @@ The pool's metadata is in a database, and other servers (`ferrite serve`) stand 
 order, and another takes it over; clients that know both continue with their files open and their locks held.
 
 Examples:
-  ferrite failover nvme:/etc/ferrite/pool.toml                      before maintenance of the owner's machine
-  ferrite failover nvme:/etc/ferrite/pool.toml --to b.example:7447  to spread pools over servers
+  ferrite failover nvme:/etc/ferrite/pool.toml   # before maintenance
+  ferrite failover nvme:/etc/ferrite/pool.toml --to b.example:7447
 
 Exit codes: 0 another server owns the pool; 1 none does, or not in time; 2 the command line is wrong.")]
 pub(crate) struct Failover {

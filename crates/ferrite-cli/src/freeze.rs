@@ -18,7 +18,9 @@ sound. Programs that change something on the mount wait until `ferrite thaw`; re
 thaws automatically.
 
 Example:
-  ferrite freeze /mnt && lvcreate --snapshot --name backup --size 1G vg/pools; ferrite thaw /mnt")]
+  ferrite freeze /mnt
+  lvcreate --snapshot --name backup --size 1G vg/pools
+  ferrite thaw /mnt")]
 pub(crate) struct Freeze {
     /// Directory where a pool is mounted, or the pool
     #[arg(value_parser = local_address(), value_hint = clap::ValueHint::AnyPath)]

@@ -11,6 +11,7 @@ use ferrite_log::{Log, LogOptions, Store};
 use serde::Serialize;
 
 use crate::files::{OPERANDS, Operand, Volumes};
+use crate::size;
 use crate::{FAILED, Failure, Outcome, USAGE, complain, output, say, say_json};
 
 /// Append to logs in files, and print them
@@ -293,7 +294,13 @@ impl Tell {
         })?;
         match self.place.json {
             true => say_json(&report)?,
-            false => say(format_args!("{} of {} bytes", report.used, report.capacity)),
+            false => say(format_args!(
+                "{} of {} ({} of {} bytes)",
+                size::human(report.used),
+                size::human(report.capacity),
+                report.used,
+                report.capacity
+            )),
         }
         Ok(0)
     }

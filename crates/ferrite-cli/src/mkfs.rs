@@ -24,7 +24,7 @@ Examples:
   ferrite mkfs /var/lib/data.pool --size 64G --inodes 1000000
   ferrite mkfs /mnt/dax/archive --size 200G --data-checksum
   ferrite mkfs /dev/dax0.0
-  ferrite mkfs nvme:/etc/ferrite/fast.toml --meta /var/lib/fast.meta --data /dev/nvme0n1 --data /dev/nvme1n1")]
+  ferrite mkfs nvme:fast.toml --meta fast.meta --data /dev/nvme0n1")]
 pub(crate) struct Mkfs {
     /// File to create, or DAX device; nvme:POOL.toml is a file that names devices
     #[arg(value_parser = local_address(), value_hint = clap::ValueHint::AnyPath)]

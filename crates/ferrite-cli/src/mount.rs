@@ -19,7 +19,7 @@ use ferrite_client::volume::RemoteAddress;
 use super::control::Request;
 use super::mount_options::parse;
 use super::target::{Target, absolute, address, not_mounted, place};
-use super::{FAILED, Failure, Outcome, complain, daemon, mounts};
+use super::{FAILED, Failure, Outcome, USAGE, complain, daemon, mounts};
 
 /// How long `nofail` waits for a server, with all that the address names.
 const REACHED_WITHIN: Duration = Duration::from_secs(10);
@@ -67,6 +67,7 @@ impl Mount {
             self.remount(options.engine.read_only)?;
             return Ok(0);
         }
+        self.check_order()?;
         let address = options.with_key(&self.pool)?;
         if options.nofail
             && !self.daemon
@@ -89,6 +90,23 @@ impl Mount {
             )
         } else {
             self.start_daemon(verbose)
+        }
+    }
+
+    /// The two arguments are easily swapped.
+    fn check_order(&self) -> Result<(), Failure> {
+        let dir = self.dir.display();
+        let is_address = Address::parse(&self.dir).is_ok_and(|dir| dir.is_remote() || dir.meant_server().is_some());
+        let is_swapped = !self.pool.is_remote() && self.pool.path().is_dir() && (is_address || self.dir.is_file());
+        match is_swapped {
+            true => Err(Failure::new(
+                USAGE,
+                format!(
+                    "{dir}: not a directory, and {pool} is one; the pool comes first: ferrite mount {dir} {pool}",
+                    pool = self.pool.path().display()
+                ),
+            )),
+            false => Ok(()),
         }
     }
 

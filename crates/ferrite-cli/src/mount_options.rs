@@ -209,6 +209,23 @@ fn wrong_option(word: &str, why: &str) -> Failure {
     Failure::new(USAGE, format!("mount option `{word}`: {why}"))
 }
 
+/// An option that is not known, or one that is, with a value that is not.
+fn unknown(text: &str) -> Failure {
+    let name = text.split('=').next().unwrap_or_default();
+    let same_name = words::all().filter(|word| word.name.split('=').next() == Some(name));
+    let values: Vec<&str> = same_name
+        .filter_map(|word| Some(word.name.split_once('=')?.1))
+        .collect();
+    let message = match &values[..] {
+        [] => format!("unknown mount option `{text}`; see `ferrite mount --help`"),
+        values if values.contains(&"") => {
+            format!("mount option `{text}`: it needs a value; see `ferrite mount --help`")
+        }
+        values => format!("mount option `{text}`: its values are {}", values.join(", ")),
+    };
+    Failure::new(USAGE, message)
+}
+
 /// Parses the words between the commas. With `sloppy` an unknown word is not an error.
 pub(crate) fn parse(texts: &[String], sloppy: bool) -> Result<Options, Failure> {
     let mut draft = Draft::default();
@@ -220,10 +237,7 @@ pub(crate) fn parse(texts: &[String], sloppy: bool) -> Result<Options, Failure> 
             if sloppy {
                 continue;
             }
-            return Err(Failure::new(
-                USAGE,
-                format!("unknown mount option `{text}`; see `ferrite mount --help`"),
-            ));
+            return Err(unknown(text));
         };
         if let Some(why) = word.never() {
             return Err(wrong_option(text, why));

@@ -41,8 +41,8 @@ Examples:
   ferrite mr read tcp://127.0.0.1:7447:/log --json
   ferrite mr write tcp://127.0.0.1:7447:/data --offset 4096 < block
   ferrite mr list tcp://127.0.0.1:7447
-  ferrite mr bind tcp://127.0.0.1:7447:/data          for verbs programs: prints a key, valid until Ctrl-C
-  date | ferrite mr append tcp://one:/log tcp://two:/log tcp://three:/log        one file on three servers
+  ferrite mr bind tcp://127.0.0.1:7447:/data   # for verbs programs
+  date | ferrite mr append tcp://one:/log tcp://two:/log tcp://three:/log
   ferrite mr resync tcp://one:/log tcp://two:/log tcp://three:/log
 
 Several files are replicas of one: always name all of them. docs/filemr.md describes their guarantees.

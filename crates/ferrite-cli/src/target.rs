@@ -42,6 +42,9 @@ pub(crate) fn place(address: &Address) -> Result<PathBuf, Failure> {
 pub(crate) fn address() -> impl TypedValueParser<Value = Address> {
     OsStringValueParser::new().try_map(|text| {
         let address = Address::parse(&text).map_err(|error| error.to_string())?;
+        if let Some(meant) = address.meant_server() {
+            return Err(format!("there is no such file; the address of a server is {meant}"));
+        }
         match address.lacks_scheme() {
             true => Err(format!(
                 "the file describes a pool on devices; name it nvme:{}",

@@ -265,8 +265,19 @@ fn a_demo_that_fails_says_how_to_remove_what_it_made() {
     let said = text(&output);
     let mend = format!("demo --stop --dir {}", dir.display());
     assert!(output.status.code() == Some(1) && said.contains(&mend), "{said}");
+    // Another demo does not replace what somebody may have worked with since.
+    let said = fails(&mut demo("--tree=/etc"), 1);
+    assert!(said.contains("an earlier demo") && said.contains("--replace"), "{said}");
     ok(&mut demo("--stop"));
     assert!(!dir.exists());
+    // Nor are files that no demo has made.
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::write(dir.join("pool"), "mine").unwrap();
+    for word in ["--tree=/etc", "--stop", "--replace"] {
+        let said = fails(&mut demo(word), 1);
+        assert!(said.contains("not made by a demo"), "{word}: {said}");
+    }
+    assert_eq!(std::fs::read(dir.join("pool")).unwrap(), b"mine");
 }
 
 /// A daemon may be older than the program that queries it: its reply may lack fields that later builds have added. The

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use crate::common::{fails, ferrite, ok};
+use crate::common::{TestPool, fails, ferrite, has_fuse, ok};
 
 /// A pool that this process has open through the library has no mount.
 #[test]
@@ -20,6 +20,134 @@ fn a_pool_that_a_program_has_open_names_the_program() {
     assert_eq!(fails(ferrite().arg("fsck").arg(&pool), 8), expected);
     drop(opened);
     assert!(ok(ferrite().arg("fsck").arg(&pool)).contains("sound"));
+}
+
+/// The address of an NFS export, as people write it.
+#[test]
+fn a_server_without_a_scheme_is_told_its_address() {
+    for (given, meant) in [
+        ("127.0.0.1:/x", "tcp://127.0.0.1:7447/x"),
+        ("files.example:7448/x", "tcp://files.example:7448/x"),
+        ("files.example:7448", "tcp://files.example:7448/"),
+    ] {
+        for words in [&["mount", given, "/mnt"][..], &["info", given], &["ls", given]] {
+            let said = fails(ferrite().args(words), 2);
+            assert!(
+                said.contains(&format!("the address of a server is {meant}")),
+                "{words:?}: {said}"
+            );
+        }
+        let Err(error) = ferrite::Fs::open(given) else {
+            panic!("there is no pool {given}");
+        };
+        assert!(
+            error.to_string().contains(meant) && error.raw_os_error() == Some(libc::ENOENT),
+            "{error}"
+        );
+    }
+    // A pool may have such a name.
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    ok(ferrite().args(["mkfs", "./a:1", "--size", "16M"]).current_dir(&dir));
+    ok(ferrite().args(["fsck", "a:1"]).current_dir(&dir));
+}
+
+#[test]
+fn a_pool_and_a_directory_in_the_wrong_order_are_told_the_right_one() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (pool, mount) = (dir.path().join("pool"), dir.path().join("mnt"));
+    ok(ferrite().args(["mkfs", "--size", "16M"]).arg(&pool));
+    fs::create_dir(&mount).unwrap();
+    for given in [
+        pool.as_os_str(),
+        "tcp://127.0.0.1:1/x".as_ref(),
+        "127.0.0.1:/x".as_ref(),
+    ] {
+        let said = fails(ferrite().arg("mount").arg(&mount).arg(given), 2);
+        let right = format!(
+            "the pool comes first: ferrite mount {} {}\n",
+            given.display(),
+            mount.display()
+        );
+        assert!(said.ends_with(&right), "{said}");
+    }
+}
+
+#[test]
+fn a_mount_option_with_a_wrong_value_is_told_the_right_ones() {
+    for (option, mend) in [
+        ("durability=none", "its values are strict, fsync, process"),
+        ("durability", "its values are strict, fsync, process"),
+        ("scrub", "it needs a value"),
+        ("nonsense=1", "see `ferrite mount --help`"),
+    ] {
+        let said = fails(ferrite().args(["mount", "/nonexistent/pool", "/mnt", "-o", option]), 2);
+        assert!(said.contains(mend), "{option}: {said}");
+    }
+}
+
+#[test]
+fn a_key_that_exists_says_why_it_is_not_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("data.key");
+    ok(ferrite().arg("key").arg(&key));
+    let before = fs::read(&key).unwrap();
+    let said = fails(ferrite().arg("key").arg(&key), 1);
+    assert!(
+        said.contains("exists already") && said.contains("choose another"),
+        "{said}"
+    );
+    assert!(fs::read(&key).unwrap() == before);
+}
+
+#[test]
+fn a_text_without_quotation_marks_is_told_how_to_write_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("server.toml");
+    for (text, mend) in [
+        ("listen = tcp\n", ":1: a text needs quotation marks: `listen = \"tcp\"`"),
+        (
+            "[[pool]]\npath = /dev/shm/pool\n",
+            ":2: a text needs quotation marks: `path = \"/dev/shm/pool\"`",
+        ),
+    ] {
+        fs::write(&config, text).unwrap();
+        let said = fails(ferrite().args(["serve", "--check", "--config"]).arg(&config), 2);
+        assert!(said.contains(mend), "{said}");
+    }
+}
+
+/// The uses of a pool, as `info` tells them: before a mount, during it, after it, and after a crash.
+#[test]
+fn info_says_how_a_pool_was_used() {
+    if !has_fuse() {
+        return;
+    }
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let pool = dir.path().join("pool");
+    ok(ferrite().args(["mkfs", "--size", "16M"]).arg(&pool));
+    let line_of = |pool: &std::path::Path| {
+        let said = ok(ferrite().arg("info").arg(pool));
+        let line = said.lines().find(|line| line.starts_with("mounts")).unwrap();
+        line.trim_start_matches("mounts").trim().to_owned()
+    };
+    assert_eq!(line_of(&pool), "0");
+    ferrite::Fs::open(&pool).unwrap().close().unwrap();
+    assert_eq!(line_of(&pool), "1; the last one ended cleanly");
+    let test = TestPool::new("64M", &[]);
+    assert_eq!(line_of(&test.pool), "1, this one");
+    test.kill();
+    let said = line_of(&test.pool);
+    assert!(
+        said.starts_with("1; the last one ended in a crash, or has not ended; "),
+        "{said}"
+    );
+    test.mount(&[]);
+    let said = line_of(&test.dir);
+    assert!(
+        said.starts_with("2 with this one; the one before ended in a crash, "),
+        "{said}"
+    );
+    test.finish();
 }
 
 #[cfg(feature = "nvme")]

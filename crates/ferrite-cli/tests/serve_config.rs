@@ -119,7 +119,7 @@ fn a_key_is_made_once_and_is_its_owners() {
     let mode = std::fs::metadata(site.path("key")).unwrap().permissions().mode();
     assert_eq!(mode & 0o7777, 0o600);
     let said = fails(ferrite().arg("key").arg(site.path("key")), 1);
-    assert!(said.contains("File exists"), "{said}");
+    assert!(said.contains("exists already"), "{said}");
     assert_eq!(std::fs::read_to_string(site.path("key")).unwrap(), made);
     let printed = ok(ferrite().arg("key"));
     assert!(printed.starts_with("ferrite-key-1:") && printed.lines().count() == 1);

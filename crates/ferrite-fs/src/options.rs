@@ -457,6 +457,9 @@ pub struct PoolInfo {
     pub rings: u32,
     /// Bytes of each ring.
     pub ring_bytes: u64,
+    /// The pool was only opened to look at it: this is no mount.
+    #[serde(default)]
+    pub is_look: bool,
     /// Whether the pool had been unmounted cleanly before.
     pub was_clean: bool,
     /// The mount found the pool marked as in use in another file: it may be a copy that was taken while the original

@@ -33,7 +33,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ferrite_vfs::volume::human_bytes;
+use ferrite_vfs::volume::{human_bytes, unquoted};
 use serde::{Deserialize, Serialize};
 
 use crate::format::node::INLINE_BYTES_MAX;
@@ -187,7 +187,11 @@ impl Config {
     /// # Errors
     /// The text is not valid; the message names the line.
     pub fn parse(text: &str, base: &Path) -> Result<Config, String> {
-        let mut config: Config = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_string())?;
+        let mut config: Config = toml::from_str(text).map_err(|error| {
+            let hint = error.span().and_then(|span| unquoted(text, span.start));
+            let hint = hint.map_or_else(String::new, |hint| format!("\n{hint}"));
+            format!("{}{hint}", error.to_string().trim_end())
+        })?;
         config.metadata.check_place()?;
         config.check_data()?;
         let small = config.metadata.small_files;

@@ -118,7 +118,8 @@ impl PoolCreation {
         if fs.f_blocks == 0 || wanted_bytes <= free_bytes {
             return Ok(());
         }
-        let why = format!("{wanted_bytes} bytes are needed, its file system has {free_bytes} free");
+        let (wanted_mib, free_mib) = (wanted_bytes.div_ceil(1 << 20), free_bytes >> 20);
+        let why = format!("{wanted_mib} MiB are needed, its file system has {free_mib} MiB free");
         Err(PmError::io(
             "allocate the space for",
             &self.path,

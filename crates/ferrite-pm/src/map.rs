@@ -244,7 +244,8 @@ impl MappedMemory {
             found.len_bytes = len_bytes;
         }
         if found.len_bytes < len_bytes {
-            let why = format!("holds {} bytes, {len_bytes} are needed", found.len_bytes);
+            let (holds_mib, needed_mib) = (found.len_bytes >> 20, len_bytes.div_ceil(1 << 20));
+            let why = format!("holds {holds_mib} MiB, {needed_mib} MiB are needed");
             return Err(PmError::Unsuitable {
                 path: path.to_path_buf(),
                 why,

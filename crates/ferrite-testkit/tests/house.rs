@@ -256,6 +256,27 @@ fn no_line_is_wider_than_a_screen() {
     complain("lines that are too wide", &findings);
 }
 
+/// An example that a terminal of 80 columns wraps cannot be pasted.
+#[test]
+fn examples_in_helps_fit_a_terminal() {
+    let examples = |path: &PathBuf| -> Vec<String> {
+        let text = fs::read_to_string(path).unwrap();
+        let lines = text
+            .lines()
+            .filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+        lines
+            .map(|line| line.split("\")]").next().unwrap_or_default().to_owned())
+            .collect()
+    };
+    let programs = sources()
+        .into_iter()
+        .filter(|path| path.components().any(|part| part.as_os_str() == "ferrite-cli"));
+    let lines: Vec<String> = programs.flat_map(|path| examples(&path)).collect();
+    assert!(lines.iter().filter(|line| line.starts_with("  ferrite ")).count() > 20);
+    let wide: Vec<String> = lines.into_iter().filter(|line| line.chars().count() > 80).collect();
+    complain("wrap on a terminal of 80 columns", &wide);
+}
+
 /// Source files named in documents must exist: `crates/x/src/y.rs`, or the end of such a path.
 #[test]
 fn documents_name_files_that_exist() {

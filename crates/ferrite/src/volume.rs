@@ -272,6 +272,22 @@ impl Address {
         is_path_alone && holds_tables() == Some(true)
     }
 
+    /// The address that was probably meant, if this is the path alone of nothing, and looks like a server:
+    /// `tcp://HOST:PORT/NAME` for `HOST:PORT/NAME`, `HOST:/NAME` and `HOST:PORT`. Looks whether the path exists.
+    pub fn meant_server(&self) -> Option<String> {
+        let text = self.path().to_str()?;
+        let (host, rest) = text.split_once(':')?;
+        let (port, name) = rest.split_once('/').unwrap_or((rest, ""));
+        let is_host = !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || ".-_".contains(c));
+        let is_port = port.chars().all(|c| c.is_ascii_digit()) && !(port.is_empty() && rest.is_empty());
+        let is_path_alone = self.scheme == OPENERS[0].scheme;
+        if !is_path_alone || !is_host || !is_port || self.path().symlink_metadata().is_ok() {
+            return None;
+        }
+        let port = if port.is_empty() { "7447" } else { port };
+        Some(format!("tcp://{host}:{port}/{name}"))
+    }
+
     /// Opens the volume, and recovers it first if it was not closed. Blocks.
     ///
     /// # Errors
@@ -282,6 +298,14 @@ impl Address {
             let path = self.path().display();
             let text = format!("{path}: the file describes a pool on devices; its address is nvme:{path}");
             return Err(VolumeError::new(VolumeErrorKind::Invalid, text).with_name_in_text());
+        }
+        if let Some(meant) = self.meant_server() {
+            let text = format!(
+                "{}: there is no such file; the address of a server is {meant}",
+                self.path().display()
+            );
+            let error = VolumeError::new(VolumeErrorKind::Medium, text).with_errno(Some(libc::ENOENT));
+            return Err(error.with_name_in_text());
         }
         let place = match self.scheme {
             NVME => Place::Devices,

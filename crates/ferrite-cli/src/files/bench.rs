@@ -33,9 +33,9 @@ const SIZE_MAX: u64 = 1 << 44;
 #[derive(Debug, clap::Args)]
 #[command(after_help = concat!("\
 Examples:
-  ferrite bench /mnt                      a mount, or a directory of any file system
-  ferrite bench tcp://HOST:7447:/         an export, without a mount
-  ferrite bench pm:/dev/shm/pool:/ --json a pool in this process
+  ferrite bench /mnt                        # a directory of any file system
+  ferrite bench tcp://HOST:7447:/           # an export, without a mount
+  ferrite bench pm:/dev/shm/pool:/ --json   # a pool in this process
 
 The command makes a directory `.ferrite-bench-…` there, works in it with one thread, and removes it. On a mount, the \
 kernel's cache affects the result. Rates are those of one caller; p50, p99 and max are times of single calls.

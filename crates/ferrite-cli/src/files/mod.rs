@@ -46,9 +46,9 @@ const SEPARATOR: &[u8] = b":/";
 pub(crate) const OPERANDS: &str = "\
 A path in a volume follows the address of the volume and a colon, and begins with a slash:
   tcp://HOST:PORT/EXPORT:/PATH   in an export of a server
-  tcp://HOST:PORT:/PATH          in the export without a name; `?key=FILE` comes before the colon
+  tcp://HOST:PORT:/PATH          in the export without a name
   pm:POOL:/PATH                  in a pool on this machine that is not mounted
-The address ends at the first `:/` after its scheme.";
+The address ends at the first `:/` after its scheme; `?key=FILE` comes before that.";
 
 /// A file that a user names.
 #[derive(Debug, Clone)]
@@ -140,6 +140,10 @@ fn not_in_volume(path: &Path) -> String {
         .position(|part| part == SEPARATOR)
         .map(|at| Path::new(OsStr::from_bytes(&bytes[..at])));
     match pool {
+        _ if Address::of_pool(path).meant_server().is_some() => {
+            let meant = Address::of_pool(path).meant_server().unwrap_or_default();
+            format!("there is no such file; the address of a server is {meant}, and of a file there {meant}:/PATH")
+        }
         Some(pool) if pool.is_file() => format!("the address of a pool begins with pm: here: pm:{}", path.display()),
         _ => "it is a path of this machine, for which there are other programs; in a volume it is \
               tcp://HOST:PORT/EXPORT:/PATH or pm:POOL:/PATH"

@@ -12,6 +12,7 @@ use ferrite::volume::Address;
 use ferrite::{Durability, MountOptions};
 use ferrite_client::secure::Key;
 use ferrite_server::{Bounds, ExportOptions, ServerOptions};
+use ferrite_vfs::volume::unquoted;
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -125,7 +126,9 @@ pub(super) fn read(path: &Path) -> Result<(Plan, Vec<Problem>), Failure> {
         Ok(file) => reading.plan(file),
         Err(error) => {
             let line = error.span().map(|span| reading.line(span.start));
-            let problem = Problem::new(USAGE, line, error.message().trim().replace('\n', "; "));
+            let unquoted = error.span().and_then(|span| unquoted(&text, span.start));
+            let why = unquoted.unwrap_or_else(|| error.message().trim().replace('\n', "; "));
+            let problem = Problem::new(USAGE, line, why);
             reading.problems.push(problem);
             reading.plan(FileText {
                 listen: None,

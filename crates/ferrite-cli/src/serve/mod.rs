@@ -44,8 +44,8 @@ Clients reach an export by tcp://HOST:PORT/NAME, for example:
 
 Without a key, only clients on this host are admitted, so all addresses to listen on must be loopback addresses. With a key, \
 both ends prove that they have it, and encrypt the connection:
-  ferrite key data.key                      and copy it to the clients over a secure channel
-  ferrite serve /dev/shm/pool --listen tcp://0.0.0.0:7447 --name data --key data.key
+  ferrite key data.key   # and copy it to the clients over a secure channel
+  ferrite serve pool --listen tcp://0.0.0.0:7447 --name data --key data.key
   ferrite mount 'tcp://server:7447/data?key=data.key' /mnt
 
 A configuration file can have several pools and exports; docs/serving.md describes it, and share/ferrite/server.toml is \

@@ -89,15 +89,20 @@ fn add_content(report: &mut Report, info: &PoolInfo) {
 fn add_journal(report: &mut Report, info: &PoolInfo) {
     let ring = human(info.ring_bytes);
     report.line("journal", format!("{} rings of {ring}", info.rings));
-    let end = match info.was_clean {
-        true => "cleanly",
-        false => "in a crash (or has not ended)",
+    let replayed = info.replayed_records;
+    let history = match (info.is_look, info.mounts, info.was_clean) {
+        (true, 0, _) => "0".into(),
+        (true, mounts, true) => format!("{mounts}; the last one ended cleanly"),
+        (true, mounts, false) => {
+            format!("{mounts}; the last one ended in a crash, or has not ended; {replayed} records to replay")
+        }
+        (false, 0 | 1, _) => "1, this one".into(),
+        (false, mounts, true) => format!("{mounts} with this one; the one before ended cleanly"),
+        (false, mounts, false) => {
+            format!("{mounts} with this one; the one before ended in a crash, {replayed} records replayed")
+        }
     };
-    let (mounts, replayed) = (info.mounts, info.replayed_records);
-    report.line(
-        "mounts",
-        format!("{mounts}; the last one ended {end}, {replayed} records replayed"),
-    );
+    report.line("mounts", history);
 }
 
 /// Damage that was found when the pool was opened.

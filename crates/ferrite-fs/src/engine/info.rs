@@ -63,6 +63,7 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         frozen: core.journal.is_frozen(),
         replayed_records: core.history.replayed_records,
         mounts: core.history.mounts,
+        is_look: core.options.is_look,
         failed: core.failure(),
         damage: core.quarantine.findings().to_vec(),
         damage_stops_changes: core.quarantine.stops_changes(),

@@ -10,6 +10,7 @@ use ferrite_map::Geometry;
 pub use ferrite_map::{BlockNo, Inum};
 pub use ferrite_pm::LINE_BYTES;
 use ferrite_pm::Region;
+use ferrite_vfs::volume::human_bytes;
 
 use crate::error::EngineError;
 use crate::format::checksum::{Check, crc32c};
@@ -242,13 +243,15 @@ fn check_size(size_bytes: u64, options: &MkfsOptions) -> Result<(), EngineError>
     }
     if size_bytes < MIN_POOL_BYTES {
         return refuse(format!(
-            "a pool of {size_bytes} bytes is too small for its journal and tables; give it at least {} MiB",
+            "a pool of {} is too small for its journal and tables; give it at least {} MiB",
+            human_bytes(size_bytes),
             MIN_POOL_BYTES >> 20
         ));
     }
     if size_bytes > MAX_POOL_BYTES {
         return refuse(format!(
-            "a pool of {size_bytes} bytes is larger than format {FORMAT_VERSION} can address; give it at most {} GiB",
+            "a pool of {} is larger than format {FORMAT_VERSION} can address; give it at most {} GiB",
+            human_bytes(size_bytes),
             MAX_POOL_BYTES >> 30
         ));
     }

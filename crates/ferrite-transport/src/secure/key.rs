@@ -66,6 +66,16 @@ pub enum KeyError {
         /// The system's error.
         source: io::Error,
     },
+    /// The file of a new key exists, and stays as it is.
+    #[error(
+        "{path}: exists already, and is not replaced, since whatever uses its key would lose access; choose another \
+         name, or move it away",
+        path = path.display()
+    )]
+    Exists {
+        /// Its path.
+        path: PathBuf,
+    },
     /// The content of the file is not a key.
     #[error(
         "{path}: not a key; its file is one line that begins with `ferrite-key-1:`. `ferrite key FILE` makes one",
@@ -188,7 +198,10 @@ impl Key {
             .create_new(true)
             .mode(0o600)
             .open(path)
-            .map_err(failed)?;
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::AlreadyExists => KeyError::Exists { path: path.to_owned() },
+                _ => failed(error),
+            })?;
         let line = Zeroizing::new(self.line());
         let written = file.write_all(line.as_bytes()).and_then(|()| file.sync_all());
         written.map_err(|error| {

@@ -211,9 +211,42 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("`{text}` is out of range; {hint}"))
 }
 
+/// How to write a text of a TOML file that lacks its quotation marks: `listen = "tcp"` for `listen = tcp`. `at` is the
+/// byte where a parser of TOML stopped.
+pub fn unquoted(toml: &str, at: usize) -> Option<String> {
+    let before = toml.get(..at)?;
+    let line = toml[before.rfind('\n').map_or(0, |end| end + 1)..].lines().next()?;
+    let (name, value) = line.split_once('=')?;
+    let value = value.split('#').next()?.trim();
+    let is_bare = value.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/' || first == '~')
+        && !["true", "false", "inf", "nan"].contains(&value)
+        && !value.contains('"');
+    is_bare.then(|| format!("a text needs quotation marks: `{} = \"{value}\"`", name.trim()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn texts_without_quotation_marks_are_noticed() {
+        let hint = |toml, at| unquoted(toml, at);
+        let expected = Some("a text needs quotation marks: `listen = \"tcp\"`".to_owned());
+        assert_eq!(hint("a = 1\nlisten = tcp # here\n", 16), expected);
+        assert_eq!(hint("listen = tcp", 12), expected, "at the end");
+        assert!(hint("path = /dev/shm/pool", 8).is_some());
+        for toml in [
+            "listen = true",
+            "listen = \"tcp\"",
+            "listen = 12",
+            "listen",
+            "",
+            "é = x",
+        ] {
+            assert_eq!(hint(toml, 1), None, "{toml}");
+        }
+        assert_eq!(hint("a", 7), None);
+    }
 
     #[test]
     fn sizes_are_shown_in_the_largest_unit_that_fits() {
