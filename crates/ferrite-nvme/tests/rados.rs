@@ -101,7 +101,8 @@ fn objects(options: &RadosOptions) -> Vec<String> {
 
 /// A pool whose metadata and content outlive the engine.
 struct InCeph {
-    meta: Shared,
+    /// Opens the metadata.
+    meta: Box<dyn Fn() -> Shared>,
     options: RadosOptions,
     small_bytes_max: u64,
     engine: Option<NvmeFs>,
@@ -109,9 +110,14 @@ struct InCeph {
 
 impl InCeph {
     fn new(ceph: &Ceph, object_bytes: u64, timeout_s: u64) -> InCeph {
-        let (meta, options) = (shared(MemoryStore::new()), options(ceph, object_bytes, timeout_s));
+        let meta = shared(MemoryStore::new());
+        InCeph::with_metadata(Box::new(move || meta.clone()), ceph, object_bytes, timeout_s)
+    }
+
+    fn with_metadata(meta: Box<dyn Fn() -> Shared>, ceph: &Ceph, object_bytes: u64, timeout_s: u64) -> InCeph {
+        let options = options(ceph, object_bytes, timeout_s);
         let content = RadosContent::connect(&options).unwrap();
-        ferrite_nvme::format_with(&meta, [7; 16], [9; 16], &content).unwrap();
+        ferrite_nvme::format_with(&meta(), [7; 16], [9; 16], &content).unwrap();
         InCeph {
             meta,
             options,
@@ -132,7 +138,7 @@ impl InCeph {
         options.small_bytes_max = self.small_bytes_max;
         options.guard = guard;
         let content = RadosContent::connect(&self.options).unwrap();
-        ferrite_nvme::assemble_with(Box::new(self.meta.clone()), Box::new(content), options)
+        ferrite_nvme::assemble_with(Box::new((self.meta)()), Box::new(content), options)
     }
 
     /// The next owner of the pool. The one before it may still be there.
@@ -156,10 +162,65 @@ impl TestEngine for InCeph {
     }
 }
 
+/// The cases that take long with metadata in a database; `FERRITE_SOAK` adds those that run there.
 #[test]
 fn posix_rules() {
     let Some((ceph, _osds)) = together() else { return };
-    posix::run_all(|| InCeph::mounted(ceph, 64 << 10, 6000));
+    let make = || InCeph::mounted(ceph, 64 << 10, 6000);
+    match std::env::var_os("FERRITE_SOAK") {
+        Some(_) => posix::run_all(make),
+        None => posix::run_large(make),
+    }
+}
+
+/// The suites on pools as servers hand them to each other: metadata in PostgreSQL, content in Ceph.
+#[cfg(feature = "postgres")]
+mod on_postgres {
+    use ferrite_meta::{Owned, OwnedOptions, Owner, PostgresOptions, PostgresRemote};
+    use ferrite_test_clusters::{Postgres, PostgresOptions as Cluster};
+
+    use super::*;
+
+    const SHARD: u64 = 1;
+
+    fn server() -> Option<&'static Postgres> {
+        static SERVER: OnceLock<Option<Postgres>> = OnceLock::new();
+        SERVER
+            .get_or_init(|| or_skip(Postgres::start(&Cluster::default())))
+            .as_ref()
+    }
+
+    fn mounted(server: &Postgres, ceph: &Ceph, object_bytes: u64) -> Box<dyn TestEngine> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let volume = format!("v{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let remote = PostgresRemote::new(&PostgresOptions::new(&server.connection(), &volume)).unwrap();
+        remote.create(SHARD).unwrap();
+        let owner = Owner {
+            name: "test".into(),
+            address: String::new(),
+        };
+        let remote = Arc::new(remote);
+        let open = move || shared(Owned::open(Arc::clone(&remote), SHARD, &owner, OwnedOptions::default()).unwrap());
+        let mut pool = InCeph::with_metadata(Box::new(open), ceph, object_bytes, 60);
+        pool.engine = Some(pool.open());
+        Box::new(pool)
+    }
+
+    #[test]
+    fn posix_rules() {
+        let Some((ceph, _osds)) = together() else { return };
+        let Some(server) = server() else { return };
+        posix::run_small(|| mounted(server, ceph, 64 << 10));
+    }
+
+    #[test]
+    fn random_operations() {
+        let Some((ceph, _osds)) = together() else { return };
+        let Some(server) = server() else { return };
+        for profile in Profile::ALL {
+            check_against_reference(|| mounted(server, ceph, 4096), profile, 9_200, 100);
+        }
+    }
 }
 
 /// It takes a minute and a half.
@@ -178,7 +239,8 @@ fn random_operations() {
     let Some((ceph, _osds)) = together() else { return };
     let seeds = match std::env::var_os("FERRITE_SOAK") {
         Some(_) => 30,
-        None => 3,
+        // Others are made on PostgreSQL.
+        None => 2,
     };
     for profile in Profile::ALL {
         for seed in 0..seeds {

@@ -120,6 +120,15 @@ pub fn run_small(make: impl Fn() -> Box<dyn TestEngine>) {
     tell(&run(make, &small));
 }
 
+/// The cases that [`run_small`] leaves out.
+///
+/// # Panics
+/// As [`run_all`].
+pub fn run_large(make: impl Fn() -> Box<dyn TestEngine>) {
+    let large: Vec<Case> = suite().into_iter().filter(Case::is_large).collect();
+    tell(&run(make, &large));
+}
+
 /// As [`run_all`], with engines that are made for the case.
 ///
 /// # Panics
