@@ -341,7 +341,8 @@ impl PostgresRemote {
         }
     }
 
-    /// One attempt to apply a batch; `with` has no list of deletes if there are none.
+    /// One attempt to apply a batch; `with` has no list of deletes if there are none, and some values. Returns whether
+    /// the guard let it through.
     fn apply_once(
         &self,
         committing: &mut MutexGuard<'_, Option<Ready>>,
@@ -359,14 +360,17 @@ impl PostgresRemote {
         };
         ready.session.set_limit(self.limit());
         let Prepared { apply, apply_puts, .. } = &ready.prepared;
-        let statement = if with.len() == 5 { apply_puts } else { apply };
-        let rows = ready.session.commit(statement, with);
-        if matches!(rows, Err(Failure::NoAnswer(_) | Failure::NotSent(_))) {
+        let guards = match with.len() {
+            5 => ready.session.commit_count(apply_puts, with),
+            _ => ready.session.commit(apply, with).map(|rows| {
+                let count = rows.first().and_then(|row| row.try_get::<_, i64>(0).ok());
+                u64::from(count == Some(1))
+            }),
+        };
+        if matches!(guards, Err(Failure::NoAnswer(_) | Failure::NotSent(_))) {
             **committing = None;
         }
-        Ok(rows?
-            .first()
-            .is_some_and(|row| row.try_get::<_, i64>(0).is_ok_and(|count| count == 1)))
+        Ok(guards? > 0)
     }
 
     /// Whether what was committed before is durable on every machine on which commits have to be.
@@ -497,7 +501,8 @@ impl Remote for PostgresRemote {
         let keys: Vec<&[u8]> = batch.puts.iter().map(|(key, _)| key.as_slice()).collect();
         let values: Vec<&[u8]> = batch.puts.iter().map(|(_, value)| value.as_slice()).collect();
         let all: [&(dyn ToSql + Sync); 6] = [&shard, &epoch, &number, &keys, &values, &deletes];
-        let with = if deletes.is_empty() { &all[..5] } else { &all[..] };
+        let has_only_puts = deletes.is_empty() && !keys.is_empty();
+        let with = if has_only_puts { &all[..5] } else { &all[..] };
         let mut committing = self.committing.lock();
         match self.apply_once(&mut committing, with) {
             Ok(true) => return Ok(Applied::Now),

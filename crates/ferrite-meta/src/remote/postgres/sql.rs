@@ -75,15 +75,8 @@ impl Statements {
                 "UPDATE {schema}.owners SET expires = clock_timestamp() + $3::bigint * interval '1 microsecond' \
                  WHERE shard = $1::bigint AND epoch = $2::bigint RETURNING 1"
             ),
-            apply: apply(
-                &schema,
-                &format!(
-                    "deleted AS (DELETE FROM {schema}.pairs WHERE ctid = ANY(ARRAY(SELECT place.ctid \
-                 FROM unnest($6::bytea[]) AS old (key) CROSS JOIN LATERAL (SELECT ctid FROM {schema}.pairs \
-                 WHERE shard = $1::bigint AND key = old.key OFFSET 0) AS place)) AND EXISTS (SELECT FROM guard)), "
-                ),
-            ),
-            apply_puts: apply(&schema, ""),
+            apply: apply(&schema),
+            apply_puts: apply_puts(&schema),
             confirm: format!(
                 "UPDATE {schema}.owners SET seq = seq \
                  WHERE shard = $1::bigint AND epoch = $2::bigint AND seq = $3::bigint"
@@ -112,16 +105,36 @@ impl Statements {
     }
 }
 
-/// Applies a batch: the guard, what deletes, if anything does, and what stores.
-fn apply(schema: &str, deleted: &str) -> String {
+/// The part of a batch without which nothing of it happens.
+fn guard(schema: &str) -> String {
     format!(
-        "WITH guard AS (UPDATE {schema}.owners SET seq = $3::bigint \
-         WHERE shard = $1::bigint AND epoch = $2::bigint AND seq = $3::bigint - 1 AND {SAFE} RETURNING 1), \
-         {deleted}stored AS (INSERT INTO {schema}.pairs (shard, key, value) \
+        "guard AS (UPDATE {schema}.owners SET seq = $3::bigint \
+         WHERE shard = $1::bigint AND epoch = $2::bigint AND seq = $3::bigint - 1 AND {SAFE} RETURNING 1)"
+    )
+}
+
+/// Applies a batch: the guard, the deletions, and the values. One row: how many guards there were.
+fn apply(schema: &str) -> String {
+    format!(
+        "WITH {guard}, deleted AS (DELETE FROM {schema}.pairs WHERE ctid = ANY(ARRAY(SELECT place.ctid \
+         FROM unnest($6::bytea[]) AS old (key) CROSS JOIN LATERAL (SELECT ctid FROM {schema}.pairs \
+         WHERE shard = $1::bigint AND key = old.key OFFSET 0) AS place)) AND EXISTS (SELECT FROM guard)), \
+         stored AS (INSERT INTO {schema}.pairs (shard, key, value) \
          SELECT $1::bigint, key, value FROM unnest($4::bytea[], $5::bytea[]) AS new (key, value) \
          WHERE EXISTS (SELECT FROM guard) \
          ON CONFLICT (shard, key) DO UPDATE SET value = excluded.value) \
-         SELECT count(*) FROM guard"
+         SELECT count(*) FROM guard",
+        guard = guard(schema)
+    )
+}
+
+/// Applies a batch that deletes nothing. It affects as many rows as there are values, or none without the guard.
+fn apply_puts(schema: &str) -> String {
+    format!(
+        "WITH {guard} INSERT INTO {schema}.pairs (shard, key, value) \
+         SELECT $1::bigint, key, value FROM guard, unnest($4::bytea[], $5::bytea[]) AS new (key, value) \
+         ON CONFLICT (shard, key) DO UPDATE SET value = excluded.value",
+        guard = guard(schema)
     )
 }
 
