@@ -48,6 +48,10 @@ impl Remote for Counting {
         self.remote.is_useful_for(left);
     }
 
+    fn end_calls(&self) {
+        self.remote.end_calls();
+    }
+
     fn take(&self, shard: u64, owner: &Owner, ttl: Duration) -> ferrite_meta::Result<Tenure> {
         self.one().take(shard, owner, ttl)
     }

@@ -398,6 +398,7 @@ impl<R: Remote> MetaStore for Owned<R> {
         let why = ended.unwrap_or_else(|| Error::Expired("the volume was abandoned".into()));
         self.shared.dead.lock().get_or_insert(why);
         self.shared.lease.end();
+        self.shared.remote.end_calls();
     }
 
     fn give_up(&self) {
@@ -411,6 +412,7 @@ impl<R: Remote> MetaStore for Owned<R> {
         self.shared.lease.end();
         // If the database does not hear it, the tenure ends without it.
         let _ = self.shared.remote.renew(&self.shared.tenure, Duration::ZERO);
+        self.shared.remote.is_useful_for(Duration::MAX);
     }
 
     fn may_answer(&self) -> Result<()> {

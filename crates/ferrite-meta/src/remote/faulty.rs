@@ -199,6 +199,10 @@ impl<R: Remote> Remote for FaultyRemote<R> {
         self.inner.is_useful_for(left);
     }
 
+    fn end_calls(&self) {
+        self.inner.end_calls();
+    }
+
     fn limits(&self) -> BatchLimits {
         self.inner.limits()
     }

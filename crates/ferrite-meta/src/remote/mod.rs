@@ -206,9 +206,13 @@ pub trait Remote: Send + Sync {
         })
     }
 
-    /// Tells how long the owner may still answer: until it says so again, calls wait no longer than that, and a moment.
-    /// An answer that comes later is of no use, and whoever waits for it keeps what a successor needs.
+    /// Tells how long the owner may still answer: until it says so again, calls wait no longer than that, and a moment;
+    /// with [`Duration::MAX`] as long as they may. An answer that comes later is of no use, and whoever waits for it
+    /// keeps what a successor needs. Renewals wait as before.
     fn is_useful_for(&self, _left: Duration) {}
+
+    /// Ends the calls that are under way within a moment, renewals too: their answers are of no use any more.
+    fn end_calls(&self) {}
 
     /// How large a batch may be.
     fn limits(&self) -> BatchLimits {
@@ -250,6 +254,10 @@ impl<R: Remote + ?Sized> Remote for std::sync::Arc<R> {
 
     fn is_useful_for(&self, left: Duration) {
         (**self).is_useful_for(left);
+    }
+
+    fn end_calls(&self) {
+        (**self).end_calls();
     }
 
     fn limits(&self) -> BatchLimits {

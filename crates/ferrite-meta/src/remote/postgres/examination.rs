@@ -9,6 +9,7 @@ use tokio_postgres::Row;
 
 use super::PostgresRemote;
 use super::session::Failure;
+use super::waits::Use;
 use crate::error::{Error, Result};
 
 /// A server, as it answers.
@@ -68,7 +69,7 @@ impl PostgresRemote {
     /// # Errors
     /// [`Error::Unreachable`]; others of the database.
     pub fn examine(&self, shard: u64) -> Result<ServerState> {
-        let mut session = self.connect().map_err(|failure| self.error(failure))?;
+        let mut session = self.connect(Use::Answer).map_err(|failure| self.error(failure))?;
         let server = session.ask(SERVER).map_err(|failure| self.error(failure))?;
         let server = server
             .first()

@@ -18,10 +18,11 @@ mod session;
 mod sql;
 mod tenancy;
 mod tls;
+mod waits;
 
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ferrite_checks::ranked::{Condvar, Mutex, MutexGuard};
@@ -37,11 +38,10 @@ use crate::error::{Error, Result};
 use crate::lock_order;
 use session::{Failure, Prepared, Session};
 use sql::Statements;
+use waits::{Use, Waits};
 
 pub use tenancy::Tenancy;
 
-/// How long a call may wait at least, even if its answer comes too late to be of use.
-const CALL_MIN: Duration = Duration::from_millis(100);
 /// Between attempts to reach a server.
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 /// One attempt to connect.
@@ -109,10 +109,7 @@ pub struct PostgresRemote {
     /// The servers, for messages.
     place: String,
     statements: Statements,
-    timeout: Duration,
-    began: Instant,
-    /// Until when answers are of use, in milliseconds since `began`; 0: always.
-    useful_until_ms: AtomicU64,
+    waits: Arc<Waits>,
     readers_max: usize,
     /// The connection of batches.
     committing: Mutex<lock_order::CommitSession, Option<Ready>>,
@@ -169,9 +166,7 @@ impl PostgresRemote {
             config,
             tls: tls::connector(options.ca.as_deref())?,
             statements: Statements::of(&options.volume),
-            timeout: options.timeout,
-            began: Instant::now(),
-            useful_until_ms: AtomicU64::new(0),
+            waits: Arc::new(Waits::new(options.timeout)),
             readers_max: options.readers.max(1),
             committing: Mutex::default(),
             readers: Mutex::default(),
@@ -184,7 +179,7 @@ impl PostgresRemote {
     /// # Errors
     /// [`Error::Exists`] if the database has a schema of this name; [`Error::Unreachable`]; others of the database.
     pub fn create(&self, shard: u64) -> Result<()> {
-        let mut session = self.connect().map_err(|failure| self.error(failure))?;
+        let mut session = self.connect(Use::Tenure).map_err(|failure| self.error(failure))?;
         let Statements { schema, create, .. } = &self.statements;
         let create = format!(
             "BEGIN; {create} INSERT INTO {schema}.owners VALUES ({}, 0, 0, '', '', '-infinity', {}); COMMIT",
@@ -204,31 +199,19 @@ impl PostgresRemote {
     /// # Errors
     /// The schema holds something else than a volume; those of the database.
     pub fn remove(&self) -> Result<()> {
-        let mut session = self.connect().map_err(|failure| self.error(failure))?;
+        let mut session = self.connect(Use::Tenure).map_err(|failure| self.error(failure))?;
         session.batch(&self.statements.remove).map_err(|failure| match failure {
             Failure::Refused(text) if text.contains("P0001") => Error::Invalid(format!("{}: {text}", self.place)),
             failure => self.error(failure),
         })
     }
 
-    fn connect(&self) -> std::result::Result<Session, Failure> {
-        Session::connect(&self.config, self.tls.clone(), self.timeout, self.limit())
+    fn connect(&self, what: Use) -> std::result::Result<Session, Failure> {
+        Session::connect(&self.config, self.tls.clone(), &self.waits, what)
     }
 
-    /// How long a call may wait now.
-    fn limit(&self) -> Duration {
-        match self.useful_until_ms.load(Ordering::Acquire) {
-            0 => self.timeout,
-            until_ms => {
-                let until = self.began + Duration::from_millis(until_ms);
-                let left = until.saturating_duration_since(Instant::now());
-                self.timeout.min(left.max(CALL_MIN))
-            }
-        }
-    }
-
-    fn ready(&self) -> std::result::Result<Ready, Failure> {
-        let mut session = self.connect()?;
+    fn ready(&self, what: Use) -> std::result::Result<Ready, Failure> {
+        let mut session = self.connect(what)?;
         let prepared = session.prepare(&self.statements)?;
         Ok(Ready { session, prepared })
     }
@@ -249,15 +232,15 @@ impl PostgresRemote {
     }
 
     /// Runs a call on a connection of its own, and again on another while the server may come back.
-    fn read<T>(&self, call: impl Fn(&mut Ready) -> std::result::Result<T, Failure>) -> Result<T> {
-        let until = Instant::now() + self.limit();
+    fn read<T>(&self, what: Use, call: impl Fn(&mut Ready) -> std::result::Result<T, Failure>) -> Result<T> {
+        let began = Instant::now();
         loop {
-            let failure = match self.read_once(until, &call) {
+            let failure = match self.read_once((began, what), &call) {
                 Ok(value) => return Ok(value),
                 Err(failure) => failure,
             };
             let is_final = matches!(failure, Failure::Full(_) | Failure::Refused(_));
-            if is_final || Instant::now() + RETRY_AFTER >= until {
+            if is_final || Instant::now() + RETRY_AFTER >= self.waits.ends_at(began, what) {
                 return Err(self.error(failure));
             }
             std::thread::sleep(RETRY_AFTER);
@@ -266,12 +249,13 @@ impl PostgresRemote {
 
     fn read_once<T>(
         &self,
-        until: Instant,
+        (began, what): (Instant, Use),
         call: impl Fn(&mut Ready) -> std::result::Result<T, Failure>,
     ) -> std::result::Result<T, Failure> {
         let found = {
             let mut readers = self.readers.lock();
             while readers.in_use >= self.readers_max {
+                let until = self.waits.ends_at(began, what);
                 if self.returned.wait_until(&mut readers, until).timed_out() {
                     return Err(Failure::NotSent("all connections are in use".into()));
                 }
@@ -281,11 +265,11 @@ impl PostgresRemote {
         };
         let used = match found.filter(|ready| !ready.session.is_closed()) {
             Some(ready) => Ok(ready),
-            None => self.ready(),
+            None => self.ready(what),
         };
         let (answer, ready) = match used {
             Ok(mut ready) => {
-                ready.session.set_limit(self.limit());
+                ready.session.set_use(what);
                 (call(&mut ready), Some(ready))
             }
             Err(failure) => (Err(failure), None),
@@ -302,7 +286,9 @@ impl PostgresRemote {
 
     /// The owner's row, as words.
     fn row(&self, shard: u64) -> Result<OwnerRow> {
-        let rows = self.read(|ready| ready.session.query(&ready.prepared.owner, &[&(shard as i64)]))?;
+        let rows = self.read(Use::Answer, |ready| {
+            ready.session.query(&ready.prepared.owner, &[&(shard as i64)])
+        })?;
         let row = rows
             .first()
             .ok_or_else(|| Error::Missing(format!("{}: it has no shard {shard}", self.place)))?;
@@ -353,12 +339,11 @@ impl PostgresRemote {
         }
         let ready = match &mut **committing {
             Some(ready) => ready,
-            empty => empty.insert(self.ready().map_err(|failure| match failure {
+            empty => empty.insert(self.ready(Use::Answer).map_err(|failure| match failure {
                 Failure::NoAnswer(text) => Failure::NotSent(text),
                 other => other,
             })?),
         };
-        ready.session.set_limit(self.limit());
         let Prepared { apply, apply_puts, .. } = &ready.prepared;
         let guards = match with.len() {
             5 => ready.session.commit_count(apply_puts, with),
@@ -379,7 +364,6 @@ impl PostgresRemote {
             return Err(Error::Unknown(format!("{}: the connection ended", self.place)));
         };
         let with: [&(dyn ToSql + Sync); 3] = [&(tenure.shard as i64), &(tenure.epoch as i64), &(seq as i64)];
-        ready.session.set_limit(self.limit());
         match ready.session.commit(&ready.prepared.confirm, &with) {
             Ok(_) => Ok(()),
             Err(failure) => {
@@ -454,14 +438,16 @@ fn micros(ttl: Duration) -> i64 {
 
 impl Remote for PostgresRemote {
     fn is_useful_for(&self, left: Duration) {
-        let until = (self.began.elapsed() + left).as_millis();
-        self.useful_until_ms
-            .store(u64::try_from(until).unwrap_or(u64::MAX).max(1), Ordering::Release);
+        self.waits.are_useful_for(left);
+    }
+
+    fn end_calls(&self) {
+        self.waits.abandon();
     }
 
     fn take(&self, shard: u64, owner: &Owner, ttl: Duration) -> Result<Tenure> {
         let (number, micros) = (shard as i64, micros(ttl));
-        let rows = self.read(|ready| {
+        let rows = self.read(Use::Tenure, |ready| {
             let with: [&(dyn ToSql + Sync); 4] = [&number, &owner.name, &owner.address, &micros];
             ready.session.commit(&ready.prepared.take, &with)
         })?;
@@ -483,7 +469,7 @@ impl Remote for PostgresRemote {
 
     fn renew(&self, tenure: &Tenure, ttl: Duration) -> Result<()> {
         let (shard, epoch, micros) = (tenure.shard as i64, tenure.epoch as i64, micros(ttl));
-        let found = self.read(|ready| {
+        let found = self.read(Use::Tenure, |ready| {
             let with: [&(dyn ToSql + Sync); 3] = [&shard, &epoch, &micros];
             ready.session.commit(&ready.prepared.renew, &with)
         })?;
@@ -524,7 +510,9 @@ impl Remote for PostgresRemote {
     fn get_many(&self, tenure: &Tenure, keys: &[&[u8]]) -> Result<Values> {
         let shard = tenure.shard as i64;
         let keys_list: Vec<&[u8]> = keys.to_vec();
-        let rows = self.read(|ready| ready.session.query(&ready.prepared.get_many, &[&shard, &keys_list]))?;
+        let rows = self.read(Use::Answer, |ready| {
+            ready.session.query(&ready.prepared.get_many, &[&shard, &keys_list])
+        })?;
         let (pairs, seq) = self.pairs_of(tenure, &rows)?;
         let mut found: std::collections::HashMap<Vec<u8>, Vec<u8>> = pairs.into_iter().collect();
         Ok(Values {
@@ -537,7 +525,7 @@ impl Remote for PostgresRemote {
         let shard = tenure.shard as i64;
         // One more shows where the next page begins.
         let rows_max = i64::try_from(limit.max(1)).unwrap_or(i64::MAX - 1) + 1;
-        let rows = self.read(|ready| {
+        let rows = self.read(Use::Answer, |ready| {
             ready
                 .session
                 .query(&ready.prepared.scan, &[&shard, &from, &to, &rows_max])
@@ -566,7 +554,7 @@ impl Remote for PostgresRemote {
 
     fn tally(&self, tenure: &Tenure, from: &[u8], to: &[u8], limit: usize) -> Result<Tally> {
         let (shard, limit) = (tenure.shard as i64, i64::try_from(limit.max(1)).unwrap_or(i64::MAX));
-        let rows = self.read(|ready| {
+        let rows = self.read(Use::Answer, |ready| {
             ready
                 .session
                 .query(&ready.prepared.tally, &[&shard, &from, &to, &limit])

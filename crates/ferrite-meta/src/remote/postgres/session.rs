@@ -7,6 +7,7 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Config, Row, Socket, Statement};
 
 use super::sql::{PLANS, Statements};
+use super::waits::{Use, Waits};
 
 /// How long a call looks for its answer before it sleeps: most come within, and waking a processor costs as much as a
 /// commit does.
@@ -77,7 +79,9 @@ struct Line {
     // Before the runtime, in which it lives.
     connection: Box<dyn Drive>,
     runtime: Runtime,
-    limit: Duration,
+    waits: Arc<Waits>,
+    /// The use of the answers of calls from now on.
+    what: Use,
     /// A warning came with the last answer. A commit that was cancelled while it waited for a standby is one.
     warning: Option<String>,
 }
@@ -151,9 +155,13 @@ async fn driven<T>(
     .await
 }
 
+fn no_answer(waited: Duration) -> String {
+    format!("no answer within {:.1} s", waited.as_secs_f32())
+}
+
 impl Session {
-    /// Connects within `limit`, and prepares a session in which no statement takes longer than `timeout`.
-    pub(super) fn connect<T>(config: &Config, tls: T, timeout: Duration, limit: Duration) -> Result<Session, Failure>
+    /// Connects, and prepares a session in which no statement takes longer than the time limit.
+    pub(super) fn connect<T>(config: &Config, tls: T, waits: &Arc<Waits>, what: Use) -> Result<Session, Failure>
     where
         T: MakeTlsConnect<Socket>,
         T::Stream: Send + 'static,
@@ -162,7 +170,8 @@ impl Session {
             .enable_all()
             .build()
             .map_err(|error| Failure::NotSent(error.to_string()))?;
-        let connected = runtime.block_on(async { tokio::time::timeout(limit, config.connect(tls)).await });
+        let connecting = Box::pin(config.connect(tls));
+        let connected = runtime.block_on(waits.within(Instant::now(), what, connecting));
         let (client, connection) = match connected {
             Ok(Ok(connected)) => connected,
             Ok(Err(error)) => {
@@ -176,10 +185,10 @@ impl Session {
                     false => Failure::Refused(text_of(&error)),
                 });
             }
-            Err(_) => {
+            Err(waited) => {
                 // A resolver of names may still be at work, for longer than the limit.
                 runtime.shutdown_background();
-                return Err(Failure::NotSent(format!("no answer within {} s", limit.as_secs_f32())));
+                return Err(Failure::NotSent(no_answer(waited)));
             }
         };
         let mut session = Session {
@@ -187,11 +196,12 @@ impl Session {
             line: Line {
                 connection: Box::new(connection),
                 runtime,
-                limit,
+                waits: Arc::clone(waits),
+                what,
                 warning: None,
             },
         };
-        let ms = timeout.as_millis();
+        let ms = waits.timeout().as_millis();
         session.batch(&format!(
             "SET synchronous_commit = on; SET statement_timeout = {ms}; SET lock_timeout = {ms}; \
              SET idle_in_transaction_session_timeout = {ms}; SET client_min_messages = warning; \
@@ -200,9 +210,9 @@ impl Session {
         Ok(session)
     }
 
-    /// Sets how long calls may take from now on.
-    pub(super) fn set_limit(&mut self, limit: Duration) {
-        self.line.limit = limit;
+    /// Sets what the answers of calls are good for from now on.
+    pub(super) fn set_use(&mut self, what: Use) {
+        self.line.what = what;
     }
 
     /// Runs statements without parameters, as one transaction.
@@ -271,12 +281,14 @@ impl Session {
 
 impl Line {
     fn run<T>(&mut self, call: impl Future<Output = Result<T, tokio_postgres::Error>>) -> Result<T, Failure> {
-        let limit = self.limit;
         let call: Pin<Box<dyn Future<Output = _>>> = Box::pin(driven(&mut *self.connection, &mut self.warning, call));
-        match self.runtime.block_on(async { tokio::time::timeout(limit, call).await }) {
+        match self
+            .runtime
+            .block_on(self.waits.within(Instant::now(), self.what, call))
+        {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(error)) => Err(failure_of(&error)),
-            Err(_) => Err(Failure::NoAnswer(format!("no answer within {} s", limit.as_secs_f32()))),
+            Err(waited) => Err(Failure::NoAnswer(no_answer(waited))),
         }
     }
 }

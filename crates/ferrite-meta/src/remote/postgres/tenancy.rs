@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio_postgres::types::ToSql;
 
 use super::PostgresRemote;
+use super::waits::Use;
 use crate::error::Result;
 
 /// The owner of a shard.
@@ -55,7 +56,7 @@ impl PostgresRemote {
     /// [`Error::Unreachable`](crate::Error::Unreachable); others of the database.
     pub fn ask_for_hand_over(&self, shard: u64, epoch: u64, to: &str) -> Result<bool> {
         let (number, wanted) = (shard as i64, epoch as i64);
-        self.read(|ready| {
+        self.read(Use::Answer, |ready| {
             let with: [&(dyn ToSql + Sync); 3] = [&number, &wanted, &to];
             ready.session.query(&ready.prepared.ask, &with)
         })?;
