@@ -295,11 +295,9 @@ impl Tell {
         match self.place.json {
             true => say_json(&report)?,
             false => say(format_args!(
-                "{} of {} ({} of {} bytes)",
+                "{} of {}",
                 size::human(report.used),
-                size::human(report.capacity),
-                report.used,
-                report.capacity
+                size::human(report.capacity)
             )),
         }
         Ok(0)

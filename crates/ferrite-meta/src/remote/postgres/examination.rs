@@ -74,7 +74,7 @@ impl PostgresRemote {
         let server = server
             .first()
             .ok_or_else(|| self.error(Failure::NoAnswer("the server said nothing of itself".into())))?;
-        let volume = match self.row(shard) {
+        let volume = match self.row(Use::Answer, shard) {
             Ok(row) => Some(VolumeState {
                 owner: row.owner,
                 left: row.left,

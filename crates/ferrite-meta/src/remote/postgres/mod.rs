@@ -285,8 +285,8 @@ impl PostgresRemote {
     }
 
     /// The owner's row, as words.
-    fn row(&self, shard: u64) -> Result<OwnerRow> {
-        let rows = self.read(Use::Answer, |ready| {
+    fn row(&self, what: Use, shard: u64) -> Result<OwnerRow> {
+        let rows = self.read(what, |ready| {
             ready.session.query(&ready.prepared.owner, &[&(shard as i64)])
         })?;
         let row = rows
@@ -382,7 +382,7 @@ impl PostgresRemote {
             | Failure::Full(text)
             | Failure::Refused(text) => text,
         };
-        let lacks_standby = self.row(shard).is_ok_and(|row| row.lacks_standby);
+        let lacks_standby = self.row(Use::Answer, shard).is_ok_and(|row| row.lacks_standby);
         let hint = match lacks_standby {
             true => {
                 "; no synchronous standby is attached (or this role may not see it): start one, or change \
@@ -452,7 +452,7 @@ impl Remote for PostgresRemote {
             ready.session.commit(&ready.prepared.take, &with)
         })?;
         let Some(row) = rows.first() else {
-            let row = self.row(shard)?;
+            let row = self.row(Use::Tenure, shard)?;
             return Err(self.why_refused(&row).unwrap_or(Error::Owned {
                 owner: row.owner,
                 address: row.address,
@@ -475,7 +475,7 @@ impl Remote for PostgresRemote {
         })?;
         match found.is_empty() {
             true => Err(Error::Lost {
-                epoch: self.row(tenure.shard)?.epoch,
+                epoch: self.row(Use::Tenure, tenure.shard)?.epoch,
             }),
             false => Ok(()),
         }
@@ -496,7 +496,7 @@ impl Remote for PostgresRemote {
             Err(failure @ Failure::NoAnswer(_)) => return Err(self.unknown(tenure.shard, failure)),
             Err(failure) => return Err(self.error(failure)),
         }
-        let row = self.row(tenure.shard)?;
+        let row = self.row(Use::Answer, tenure.shard)?;
         match row.seq {
             _ if row.epoch != tenure.epoch => Err(Error::Lost { epoch: row.epoch }),
             has if has == seq => self.confirm(&mut committing, tenure, seq).map(|()| Applied::Before),
@@ -539,7 +539,7 @@ impl Remote for PostgresRemote {
     }
 
     fn status(&self, shard: u64) -> Result<ShardStatus> {
-        let row = self.row(shard)?;
+        let row = self.row(Use::Answer, shard)?;
         let owner = Owner {
             name: row.owner,
             address: row.address,

@@ -38,7 +38,7 @@ impl PostgresRemote {
     /// [`Error::Missing`](crate::Error::Missing) if there is no such shard;
     /// [`Error::Unreachable`](crate::Error::Unreachable); others of the database.
     pub fn tenancy(&self, shard: u64) -> Result<Tenancy> {
-        let row = self.row(shard)?;
+        let row = self.row(Use::Answer, shard)?;
         Ok(Tenancy {
             epoch: row.epoch,
             owner: row.owner,
@@ -60,6 +60,6 @@ impl PostgresRemote {
             let with: [&(dyn ToSql + Sync); 3] = [&number, &wanted, &to];
             ready.session.query(&ready.prepared.ask, &with)
         })?;
-        Ok(self.row(shard)?.epoch == epoch)
+        Ok(self.row(Use::Answer, shard)?.epoch == epoch)
     }
 }
