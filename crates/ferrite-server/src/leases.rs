@@ -39,6 +39,9 @@ const NAME: &[u8] = b"trusted.ferrite.leases";
 /// Most leases at a time. With more, none is granted until some are over.
 const LEASES_MAX: usize = 1 << 20;
 
+/// With more leases, a stop asks for none back: that would keep the table from others for long.
+const WITHDRAWN_MAX: usize = 1 << 14;
+
 /// The inodes that a change touches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Touched {
@@ -406,6 +409,9 @@ impl Leases {
         let mut table = self.table.lock();
         table.is_stopping = true;
         table.drop_ended(self.term, Instant::now());
+        if table.count > WITHDRAWN_MAX {
+            return false;
+        }
         // No session has this number.
         table.send_recalls(&Touched::Everything, u64::MAX);
         table.count > 0
@@ -427,6 +433,7 @@ impl Leases {
     /// them. The next run waits for leases that still last, if any. `fs` is `None` if the volume is lost.
     pub(super) fn stop(&self, fs: Option<&dyn FileSystem>) {
         let mut is_noted = self.is_noted.lock();
+        let mut unnoted = Duration::ZERO;
         let dropped = {
             let mut table = self.table.lock();
             let lasts = table.leases.values().flatten().map(|lease| lease.ends).max();
@@ -438,7 +445,8 @@ impl Leases {
                 // Its right to answer ends with this, and the next owner may begin at once.
                 (Some(fs), Some(left), Some(_)) => {
                     if let Err(error) = note(fs, left) {
-                        tracing::warn!("leases of clients may outlive the service of this volume: {error}");
+                        tracing::warn!("the pool cannot note leases of clients, so their end is waited for: {error}");
+                        unnoted = left;
                     }
                 }
                 (Some(fs), None, None) if *is_noted => match fs.removexattr(SYSTEM, ROOT_INO, NAME) {
@@ -453,6 +461,8 @@ impl Leases {
         };
         drop(is_noted);
         drop(dropped);
+        // A term at most.
+        std::thread::sleep(unnoted);
     }
 }
 
