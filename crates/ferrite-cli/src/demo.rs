@@ -54,11 +54,11 @@ impl Demo {
             return Err(Failure::new(
                 FAILED,
                 format!(
-                    "{}: an earlier demo is there; `{us} demo --replace` removes it and what is in it first, `{}` \
-                     only removes it",
-                    self.dir.display(),
+                    "{dir}: an earlier demo is there; `{us} demo --replace --dir {dir}` removes it and what is in it \
+                     first, `{}` only removes it",
                     self.how_to_stop(&us),
-                    us = us.display()
+                    us = us.display(),
+                    dir = self.dir.display()
                 ),
             ));
         }

@@ -267,7 +267,8 @@ fn a_demo_that_fails_says_how_to_remove_what_it_made() {
     assert!(output.status.code() == Some(1) && said.contains(&mend), "{said}");
     // Another demo does not replace what somebody may have worked with since.
     let said = fails(&mut demo("--tree=/etc"), 1);
-    assert!(said.contains("an earlier demo") && said.contains("--replace"), "{said}");
+    let mend = format!("demo --replace --dir {}", dir.display());
+    assert!(said.contains("an earlier demo") && said.contains(&mend), "{said}");
     ok(&mut demo("--stop"));
     assert!(!dir.exists());
     // Nor are files that no demo has made.
