@@ -14,5 +14,5 @@ echo 'FERRITE_0.1 { global: ferrite_*; local: *; };' >"$versions"
 ${CC:-cc} -shared -o "$directory/libferrite.so.$version" -Wl,--whole-archive "$library" -Wl,--no-whole-archive \
     -Wl,-soname,libferrite.so.0 -Wl,--version-script="$versions" -Wl,--gc-sections -Wl,-z,relro,-z,now \
     ${FERRITE_C_LIBS:-} -lpthread -ldl -lm -lrt
-ln -sf libferrite.so.$version "$directory/libferrite.so.0"
+ln -sf "libferrite.so.$version" "$directory/libferrite.so.0"
 ln -sf libferrite.so.0 "$directory/libferrite.so"

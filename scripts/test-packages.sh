@@ -14,7 +14,12 @@ if [ "$(id -u)" != 0 ] || ! command -v mmdebstrap >/dev/null; then
     exit 0
 fi
 system=$(mktemp -d)
-trap '[ ! -s "$system/root/served" ] || kill "$(cat "$system/root/served")" 2>/dev/null || true; umount -q "$system/mnt" "$system/dev/shm" "$system/dev/fuse" "$system/proc" 2>/dev/null || true; rm -rf --one-file-system "$system"' EXIT
+clean_up() {
+    [ ! -s "$system/root/served" ] || kill "$(cat "$system/root/served")" 2>/dev/null || true
+    umount -q "$system/mnt" "$system/dev/shm" "$system/dev/fuse" "$system/proc" 2>/dev/null || true
+    rm -rf --one-file-system "$system"
+}
+trap clean_up EXIT
 if ! mmdebstrap --quiet --variant=minbase --include=ca-certificates bookworm "$system" >"$system.log" 2>&1; then
     echo "SKIPPED: no Debian 12 could be made: $(tail -n 1 "$system.log")"
     exit 0

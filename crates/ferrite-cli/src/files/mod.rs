@@ -139,11 +139,10 @@ fn not_in_volume(path: &Path) -> String {
         .windows(SEPARATOR.len())
         .position(|part| part == SEPARATOR)
         .map(|at| Path::new(OsStr::from_bytes(&bytes[..at])));
+    if let Some(meant) = Address::of_pool(path).meant_server() {
+        return format!("there is no such file; the address of a server is {meant}, and of a file there {meant}:/PATH");
+    }
     match pool {
-        _ if Address::of_pool(path).meant_server().is_some() => {
-            let meant = Address::of_pool(path).meant_server().unwrap_or_default();
-            format!("there is no such file; the address of a server is {meant}, and of a file there {meant}:/PATH")
-        }
         Some(pool) if pool.is_file() => format!("the address of a pool begins with pm: here: pm:{}", path.display()),
         _ => "it is a path of this machine, for which there are other programs; in a volume it is \
               tcp://HOST:PORT/EXPORT:/PATH or pm:POOL:/PATH"

@@ -1,8 +1,9 @@
 //! Ordered keys in a database elsewhere, each shard of which one server at a time may change.
 //!
 //! Contents: the trait [`Remote`], with five calls that any transactional database can offer, a look at a shard's row
-//! and a count of pairs; [`Tenure`], the right to change a shard; [`ShardRow`], the rules of a shard's row;
-//! [`MemoryRemote`] and [`FaultyRemote`] for tests; `PostgresRemote`, with the cargo feature `postgres`.
+//! and a count of pairs, and two notices of how long answers are of use; [`Tenure`], the right to change a shard;
+//! [`ShardRow`], the rules of a shard's row; [`MemoryRemote`] and [`FaultyRemote`] for tests; `PostgresRemote`, with
+//! the cargo feature `postgres`.
 //! [`Owned`](crate::Owned) makes a [`MetaStore`](crate::MetaStore) of one, [`Viewed`](crate::Viewed) one that only
 //! reads. A reader without a tenure passes the epoch that the row has.
 //!
