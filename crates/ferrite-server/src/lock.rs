@@ -83,8 +83,8 @@ pub(super) struct Wanted {
 
 /// Asks for a lock, and answers the request `id`, which has begun, once it is settled.
 pub(super) fn lock(session: &Arc<Session>, id: u64, wanted: &Wanted) {
-    let client = match session.resume_wait(id) {
-        Ok(Some(client)) => client,
+    let party = match session.resume_wait(id) {
+        Ok(Some(party)) => party,
         // It was cancelled, or the session has ended.
         Ok(None) => return,
         Err(error) => return session.send(|out| put::<()>(out, id, Err(error))),
@@ -101,7 +101,7 @@ pub(super) fn lock(session: &Arc<Session>, id: u64, wanted: &Wanted) {
             return session.send(|out| put::<()>(out, id, Err(error)));
         }
     };
-    let ctx = SYSTEM.clone().of_client(client);
+    let ctx = SYSTEM.clone().of_client(party.client);
     let done = {
         let session = Arc::clone(session);
         Box::new(move |result: Result<()>| {
@@ -117,9 +117,9 @@ pub(super) fn lock(session: &Arc<Session>, id: u64, wanted: &Wanted) {
     {
         session.export.fs().cancel_lock(&ctx, ticket);
     }
-    if session.has_let_go(client) {
-        // It ended meanwhile, and may have missed this lock. While it is only about to end, it still has its other
-        // locks.
+    if session.has_let_go(party) {
+        // The session or the party ended meanwhile, and that may have missed this lock, which no one could release
+        // later. A session that is only about to end still has its other locks.
         session.export.fs().release_client(&ctx);
     }
 }

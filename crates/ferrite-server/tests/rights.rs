@@ -258,3 +258,36 @@ fn a_session_has_so_many_requests_that_wait() {
     });
     assert_eq!(other.raw.receive().expect("its turn has come").1.map(drop), Ok(()));
 }
+
+/// Programs are killed while their requests for locks are on the way. A lock that came after its owner's end would keep
+/// all others out for as long as the session lives.
+#[test]
+fn a_lock_that_is_requested_while_its_client_ends_keeps_nobody_out() {
+    let (_server, address, _) = server();
+    let [mut holder, mut brief, mut next] = [(); 3].map(|()| User::at(&address, "squashed", OWNER));
+    let node = [&mut holder, &mut brief, &mut next].map(|user| user.found("public").node())[0];
+    let lock = |owner, may_wait| ImmediateRequest::Lock {
+        node,
+        client: 1,
+        lock: LockRequest::Flock(LockOwner(owner), Exclusive),
+        may_wait,
+        is_claim: false,
+    };
+    let unlock = |owner| LockingRequest::Unlock {
+        node,
+        client: 1,
+        owner: LockOwner(owner),
+        what: Unlock::All,
+    };
+    for _ in 0..10 {
+        holder.raw.done::<()>(&lock(1, false));
+        for owner in 0..1000 {
+            let body = brief.raw.body(&lock(owner, true));
+            assert!(brief.raw.send(&body, &[]));
+        }
+        brief.raw.done::<()>(&LockingRequest::ReleaseClient { client: 1 });
+        holder.raw.done::<()>(&unlock(1));
+        next.raw.done::<()>(&lock(1, true));
+        next.raw.done::<()>(&unlock(1));
+    }
+}

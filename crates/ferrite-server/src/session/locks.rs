@@ -14,9 +14,18 @@ const CLIENTS_MAX: usize = 1 << 16;
 /// Most waiting lock requests of a session, behind others or in the grace period.
 const WAITING_MAX: usize = 4096;
 
+/// A party that a session's client serves, and for which it requests locks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Party {
+    /// The client's number for it, which the client may use again for another.
+    number: u64,
+    /// The engine's name for it, which nothing else ever has.
+    pub(crate) client: ClientId,
+}
+
 /// A request for a lock that is not settled.
 pub(super) struct Waiting {
-    client: ClientId,
+    party: Party,
     ticket: Option<LockTicket>,
     /// The engine does not have the request yet.
     pub(super) is_deferred: bool,
@@ -104,10 +113,9 @@ impl Session {
         }
     }
 
-    /// Whether it has ended, and has released the locks of this client.
-    pub(crate) fn has_let_go(&self, client: ClientId) -> bool {
-        let kept = self.kept.lock();
-        kept.is_over && !kept.clients.values().any(|&known| known == client)
+    /// Whether it has released the locks of this party, at the party's end or its own.
+    pub(crate) fn has_let_go(&self, party: Party) -> bool {
+        self.kept.lock().clients.get(&party.number) != Some(&party.client)
     }
 
     /// Notes that the pool has forgotten its locks.
@@ -128,9 +136,12 @@ impl Session {
         if is_new && (kept.clients.len() >= CLIENTS_MAX || !self.budget.take(Resource::LockOwners)) {
             return Err(FsError::NoSpace(SpaceOf::RecordLocks));
         }
-        let client = *kept.clients.entry(client).or_insert_with(ClientId::fresh);
+        let party = Party {
+            number: client,
+            client: *kept.clients.entry(client).or_insert_with(ClientId::fresh),
+        };
         let waiting = Waiting {
-            client,
+            party,
             ticket: None,
             is_deferred,
             is_cancelled: false,
@@ -140,11 +151,11 @@ impl Session {
         Ok(true)
     }
 
-    /// Resumes a request that now goes to the engine, for the returned client; `None` if the request has ended.
+    /// Resumes a request that now goes to the engine, for the returned party; `None` if the request has ended.
     ///
     /// # Errors
     /// If the client has given up, or the pool cannot note that the session has locks.
-    pub(crate) fn resume_wait(&self, request: u64) -> Result<Option<ClientId>> {
+    pub(crate) fn resume_wait(&self, request: u64) -> Result<Option<Party>> {
         {
             let kept = self.kept.lock();
             // The pool must not record a session after its end.
@@ -167,7 +178,7 @@ impl Session {
             return Err(error);
         }
         waiting.is_deferred = false;
-        Ok(Some(waiting.client))
+        Ok(Some(waiting.party))
     }
 
     /// Cancels a client's request for a lock.
@@ -182,7 +193,7 @@ impl Session {
             Some(waiting) => {
                 waiting.is_cancelled = true;
                 match waiting.ticket {
-                    Some(ticket) => Cancelled::Waiting(waiting.client, ticket),
+                    Some(ticket) => Cancelled::Waiting(waiting.party.client, ticket),
                     None => Cancelled::Nothing,
                 }
             }

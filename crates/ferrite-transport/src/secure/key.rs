@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
         let another = Key::generate().unwrap();
         assert!(another != key && another.id() != key.id());
-        assert!(matches!(another.write_new(&path), Err(KeyError::File { .. })));
+        assert!(matches!(another.write_new(&path), Err(KeyError::Exists { .. })));
         assert_eq!(Key::read(&path).unwrap(), key, "it was not replaced");
         let secret: String = key.secret.iter().map(|byte| format!("{byte:02x}")).collect();
         assert!(!format!("{key:?}").contains(&secret[..8]) && !secret.contains(&key.id().to_string()));
