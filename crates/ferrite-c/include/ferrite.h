@@ -38,6 +38,11 @@ typedef struct ferrite_dir ferrite_dir;
 typedef struct ferrite_file ferrite_file;
 
 /*
+ Transfers under way, and those that have completed.
+ */
+typedef struct ferrite_queue ferrite_queue;
+
+/*
  An open volume.
  */
 typedef struct ferrite_volume ferrite_volume;
@@ -127,6 +132,28 @@ typedef struct ferrite_dirent {
    */
   const char *name;
 } ferrite_dirent;
+
+/*
+ The end of a submitted transfer. Programs have arrays of it, so it never grows.
+ */
+typedef struct ferrite_completion {
+  /*
+   The tag that it was submitted with.
+   */
+  uint64_t tag;
+  /*
+   The bytes read or written, or the negative errno.
+   */
+  int64_t result;
+  /*
+   The offset at which it began; for an append, the one that the file system chose.
+   */
+  uint64_t offset;
+  /*
+   0.
+   */
+  uint64_t reserved;
+} ferrite_completion;
 
 /*
  The space of a volume.
@@ -425,6 +452,71 @@ int ferrite_rewinddir(struct ferrite_dir *directory);
  Ends a listing. NULL is accepted.
  */
 int ferrite_closedir(struct ferrite_dir *directory);
+
+/*
+ Makes a queue of at most `depth` transfers, from 1 to 65,536, counted from their submission until they are reaped.
+ Any thread may submit, and any may wait.
+
+ Returns a queue to be closed by `ferrite_queue_close`, or NULL.
+ */
+struct ferrite_queue *ferrite_queue_open(unsigned int depth);
+
+/*
+ Closes a queue. Blocks until no transfer is under way. Completions that were not reaped are lost, and the memory of
+ their reads is not touched. NULL is accepted.
+ */
+int ferrite_queue_close(struct ferrite_queue *queue);
+
+/*
+ Submits a read at an offset, of at most 4 MiB. `buffer` must stay as it is until its completion has been reaped, and
+ has the data then. The completion has `tag`.
+
+ Errors: `EAGAIN` if the queue is full; reap completions first. `EINVAL` for a longer read. What the file system
+ says, the completion has.
+ */
+int ferrite_submit_pread(const struct ferrite_queue *queue,
+                         const struct ferrite_file *file,
+                         void *buffer,
+                         size_t len,
+                         int64_t at,
+                         uint64_t tag);
+
+/*
+ Submits a write at an offset, of at most 4 MiB. `data` may change when this returns. The completion has `tag`, and
+ comes when the write is durable, if the volume was opened with `durability=strict`.
+
+ Errors: as `ferrite_submit_pread`.
+ */
+int ferrite_submit_pwrite(const struct ferrite_queue *queue,
+                          const struct ferrite_file *file,
+                          const void *data,
+                          size_t len,
+                          int64_t at,
+                          uint64_t tag);
+
+/*
+ Submits an append, of at most 4 MiB. `data` may change when this returns. The completion has `tag` and the offset of
+ the data.
+
+ Errors: as `ferrite_submit_pread`.
+ */
+int ferrite_submit_append(const struct ferrite_queue *queue,
+                          const struct ferrite_file *file,
+                          const void *data,
+                          size_t len,
+                          uint64_t tag);
+
+/*
+ Reaps completions: blocks until there are `min`, or no more are under way, or `timeout_ms` milliseconds have passed
+ (negative: without end), and stores `max` at most in `completions`. With a `min` of 0 it does not block.
+
+ Returns how many were stored.
+ */
+int ferrite_queue_wait(const struct ferrite_queue *queue,
+                       struct ferrite_completion *completions,
+                       int min,
+                       int max,
+                       int64_t timeout_ms);
 
 /*
  The version of the library, such as `0.1.0`.

@@ -155,3 +155,44 @@ pub(crate) fn load<T: Copy>(pointer: *const T, what: &str) -> Result<T, Failure>
     // numbers are loaded.
     Ok(unsafe { pointer.read_unaligned() })
 }
+
+/// Memory of the caller's that a submitted read fills later.
+pub(crate) struct Destination {
+    /// The address: nothing is done with it until the function in which [`Self::fill`] runs.
+    address: usize,
+    len: usize,
+}
+
+impl Destination {
+    pub(crate) fn new(pointer: *mut c_void, len: usize, what: &str) -> Result<Destination, Failure> {
+        check_len(pointer.is_null(), len, what)?;
+        Ok(Destination {
+            address: pointer.expose_provenance(),
+            len,
+        })
+    }
+
+    /// Copies the bytes that were read, as many as fit.
+    pub(crate) fn fill(&self, data: &[u8]) {
+        let len = data.len().min(self.len);
+        if len == 0 {
+            return;
+        }
+        let pointer = std::ptr::with_exposed_provenance_mut(self.address);
+        // SAFETY: `len` is not 0 and not more than the caller's length, so the pointer was not NULL. The caller promises
+        // to keep the memory until the completion has been reaped, which happens in the function that calls this. The
+        // data is the library's own, so they do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), pointer, len) };
+    }
+}
+
+/// Refuses a pointer to no array.
+pub(crate) fn check_room<T>(pointer: *mut T, what: &str) -> Result<(), Failure> {
+    if pointer.is_null() { Err(null(what)) } else { Ok(()) }
+}
+
+/// Stores an element of the caller's array, which was seen not to be NULL and has more than `place` elements.
+pub(crate) fn store_at<T: Copy>(pointer: *mut T, place: usize, value: T) {
+    // SAFETY: the caller promises an array of as many elements as the function's description says.
+    unsafe { pointer.add(place).write_unaligned(value) };
+}

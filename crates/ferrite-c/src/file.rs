@@ -31,7 +31,7 @@ fn count(len: usize) -> libc::ssize_t {
     libc::ssize_t::try_from(len).unwrap_or(libc::ssize_t::MAX)
 }
 
-fn offset(offset: i64) -> Result<u64, Failure> {
+pub(crate) fn offset(offset: i64) -> Result<u64, Failure> {
     u64::try_from(offset).map_err(|_| Failure::new(libc::EINVAL, format!("the offset {offset} is negative")))
 }
 

@@ -7,6 +7,7 @@
 //! | `failure` | errors as `errno` and a text; panics stay inside |
 //! | `volume` | volumes: open, make, close, their space |
 //! | `file` | open files: transfers, sizes, locks |
+//! | `queue` | submitted transfers and their completions |
 //! | `names` | names and directories |
 //! | `attributes` | attributes and extended attributes |
 //!
@@ -40,5 +41,7 @@ pub mod failure;
 pub mod file;
 #[expect(unsafe_code, reason = "names for C")]
 pub mod names;
+#[expect(unsafe_code, reason = "names for C")]
+pub mod queue;
 #[expect(unsafe_code, reason = "names for C")]
 pub mod volume;

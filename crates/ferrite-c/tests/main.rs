@@ -122,6 +122,8 @@ fn examples_do_what_they_say() {
         );
         let threads = ran(Command::new(example("threads")).arg(&pool));
         assert_eq!(String::from_utf8_lossy(&threads.stdout), "8000 lines, each once\n");
+        let queue = ran(Command::new(example("queue")).arg(&pool));
+        assert_eq!(String::from_utf8_lossy(&queue.stdout), "1000 blocks are durable\n");
     }
 }
 

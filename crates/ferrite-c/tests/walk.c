@@ -90,6 +90,59 @@ static void transfers(void) {
     ferrite_close_file(reader);
 }
 
+static void queues(void) {
+    enum { DEPTH = 8, LEN = 4096 };
+    static char data[DEPTH][LEN];
+    ferrite_completion done[DEPTH + 1];
+    ferrite_file *file = opened("/file", O_RDWR);
+    FAILS(ferrite_queue_open(0) == NULL, EINVAL);
+    FAILS(ferrite_queue_open(1 << 20) == NULL, EINVAL);
+    ferrite_queue *queue = ferrite_queue_open(DEPTH);
+    OK(queue != NULL && ferrite_queue_wait(queue, done, 1, 1, -1) == 0);
+    for (int i = 0; i < DEPTH; i++) {
+        memset(data[0], 'a' + i, LEN);
+        OK(ferrite_submit_pwrite(queue, file, data[0], LEN, i * LEN, 100 + i) == 0);
+    }
+    FAILS(ferrite_submit_pwrite(queue, file, data[0], LEN, 0, 1) == -1, EAGAIN);
+    FAILS(ferrite_submit_pread(queue, file, data[0], LEN, 0, 1) == -1, EAGAIN);
+    FAILS(ferrite_submit_append(queue, file, data[0], LEN, 1) == -1, EAGAIN);
+    int seen = 0;
+    for (int count = 0; count < DEPTH;) {
+        int found = ferrite_queue_wait(queue, done, 1, 3, -1);
+        OK(found >= 1 && found <= 3);
+        for (int i = 0; i < found; i++, count++) {
+            OK(done[i].result == LEN && done[i].offset == (done[i].tag - 100) * LEN && done[i].reserved == 0);
+            seen |= 1 << (done[i].tag - 100);
+        }
+    }
+    OK(seen == (1 << DEPTH) - 1);
+    memset(data, 0, sizeof data);
+    for (int i = 0; i < DEPTH; i++)
+        OK(ferrite_submit_pread(queue, file, data[i], LEN, i * LEN, i) == 0);
+    OK(ferrite_queue_wait(queue, done, DEPTH, DEPTH + 1, 60000) == DEPTH);
+    for (int i = 0; i < DEPTH; i++)
+        OK(data[i][0] == 'a' + i && data[i][LEN - 1] == 'a' + i);
+    ferrite_stat stat = {.struct_size = sizeof stat};
+    OK(ferrite_fstat(file, &stat) == 0 && ferrite_submit_append(queue, file, "end", 3, 5) == 0);
+    OK(ferrite_queue_wait(queue, done, 1, 1, -1) == 1 && done[0].tag == 5 && done[0].offset == stat.size);
+    OK(ferrite_queue_wait(queue, done, 0, 1, -1) == 0);
+    ferrite_file *reader = opened("/file", O_RDONLY);
+    OK(ferrite_submit_pwrite(queue, reader, "x", 1, 0, 6) == 0);
+    OK(ferrite_queue_wait(queue, done, 1, 1, -1) == 1 && done[0].tag == 6 && done[0].result == -EBADF);
+    ferrite_close_file(reader);
+    FAILS(ferrite_submit_pread(queue, file, NULL, 1, 0, 0) == -1, EFAULT);
+    FAILS(ferrite_submit_pread(queue, NULL, data, 1, 0, 0) == -1, EFAULT);
+    FAILS(ferrite_submit_pread(NULL, file, data, 1, 0, 0) == -1, EFAULT);
+    FAILS(ferrite_submit_pread(queue, file, data, 1, -1, 0) == -1, EINVAL);
+    FAILS(ferrite_submit_pwrite(queue, file, NULL, 1, 0, 0) == -1, EFAULT);
+    FAILS(ferrite_queue_wait(queue, done, 2, 1, 0) == -1, EINVAL);
+    FAILS(ferrite_queue_wait(queue, done, 0, 0, 0) == -1, EINVAL);
+    FAILS(ferrite_queue_wait(queue, NULL, 0, 1, 0) == -1, EFAULT);
+    /* Closed with what is under way, and the file before it. */
+    OK(ferrite_submit_pread(queue, file, data[0], LEN, 0, 7) == 0);
+    OK(ferrite_close_file(file) == 0 && ferrite_queue_close(queue) == 0 && ferrite_queue_close(NULL) == 0);
+}
+
 static void locks(void) {
     ferrite_file *one = opened("/file", O_RDWR), *other = opened("/file", O_RDWR);
     OK(ferrite_flock(one, LOCK_EX) == 0);
@@ -202,6 +255,7 @@ int main(int argc, char **argv) {
     OK(volume != NULL);
     volumes(argv[2]);
     transfers();
+    queues();
     locks();
     names();
     attributes();

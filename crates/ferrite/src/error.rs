@@ -66,10 +66,28 @@ pub enum Cause {
         flags: i32,
     },
     /// There is not enough memory for the content of a file.
-    #[error("not enough memory for its {len_bytes} bytes; read it in parts")]
+    #[error("not enough memory for its {len_bytes} bytes; use smaller parts")]
     NoMemory {
         /// Length of the file.
         len_bytes: u64,
+    },
+    /// A queue has as many transfers as it may have, or no memory for the data of one more.
+    #[error("the queue is full ({depth} transfers at most, 256 MiB in all); wait for completions first")]
+    QueueFull {
+        /// Its depth.
+        depth: usize,
+    },
+    /// A queue cannot have this depth.
+    #[error("its depth must be from 1 to {max}")]
+    Depth {
+        /// The largest.
+        max: usize,
+    },
+    /// A submitted transfer has too many bytes.
+    #[error("a submitted transfer has at most {max} bytes; submit it in parts")]
+    TransferTooLong {
+        /// The most.
+        max: usize,
     },
 }
 
@@ -114,7 +132,8 @@ impl Cause {
         match self {
             Cause::Operation(error) => Some(error.raw_os_error()),
             Cause::Volume(error) => error.raw_os_error(),
-            Cause::OpenFlags { .. } => Some(libc::EINVAL),
+            Cause::OpenFlags { .. } | Cause::Depth { .. } | Cause::TransferTooLong { .. } => Some(libc::EINVAL),
+            Cause::QueueFull { .. } => Some(libc::EAGAIN),
             Cause::NoMemory { .. } => Some(libc::ENOMEM),
             Cause::Forked | Cause::NotUtf8(_) => None,
         }
@@ -145,7 +164,10 @@ impl Cause {
             Cause::Volume(error) => kind_of(error),
             Cause::Forked => io::ErrorKind::ResourceBusy,
             Cause::NotUtf8(_) => io::ErrorKind::InvalidData,
-            Cause::OpenFlags { .. } => io::ErrorKind::InvalidInput,
+            Cause::OpenFlags { .. } | Cause::Depth { .. } | Cause::TransferTooLong { .. } => {
+                io::ErrorKind::InvalidInput
+            }
+            Cause::QueueFull { .. } => io::ErrorKind::WouldBlock,
             Cause::NoMemory { .. } => io::ErrorKind::OutOfMemory,
         }
     }

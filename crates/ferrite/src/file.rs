@@ -26,7 +26,7 @@ use crate::fs::{Fs, Parts};
 use crate::metadata::{FileTimes, Metadata, mode_request, owner_request};
 
 pub(crate) const READ: &str = "read";
-const WRITE: &str = "write";
+pub(crate) const WRITE: &str = "write";
 const SEEK: &str = "seek in";
 
 /// An open file with a position. Writes are atomic and durable when they return; there is nothing to flush.
@@ -65,6 +65,10 @@ impl Open {
     pub(crate) fn ctx(&self) -> &Ctx {
         self.fs.vfs.ctx()
     }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
 }
 
 impl File {
@@ -94,6 +98,17 @@ impl File {
     pub(crate) fn run<T>(&self, action: &'static str, f: impl FnOnce(&Open) -> ferrite_vfs::Result<T>) -> Result<T> {
         let run = || -> Result<T, Cause> { Ok(f(self.open.get()?)?) };
         run().map_err(|cause| self.error(action, cause))
+    }
+
+    /// The open file, for callers that keep it beyond an operation.
+    pub(crate) fn open_file(&self, action: &'static str) -> Result<&Arc<Open>> {
+        self.open.get().map_err(|forked| self.error(action, forked))
+    }
+
+    /// Whether transfers of a [`crate::Queue`] are made within the call that submits them, as on memory; so there is
+    /// nothing to gain by submitting them.
+    pub fn transfers_at_once(&self) -> bool {
+        !self.open.peek().fs.vfs.fs().limits().submits
     }
 
     fn run_on_inode<T>(

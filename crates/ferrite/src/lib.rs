@@ -19,7 +19,7 @@
 //! # }
 //! ```
 //!
-//! Contents: [`Fs`], [`File`], [`Dir`], [`OpenOptions`] and their argument and result types, over [`ferrite_vfs::Vfs`].
+//! Contents: [`Fs`], [`File`], [`Dir`], [`OpenOptions`], [`Queue`] and their argument and result types, over [`ferrite_vfs::Vfs`].
 //! Names, types and traits are those of the standard library where it has them: [`Metadata`], [`FileType`],
 //! [`DirEntry`] and [`OpenOptions`] implement the extension traits of [`std::os::unix::fs`], and [`File`] those of
 //! [`std::io`], so that code for [`std::fs`] moves over with few changes.
@@ -62,6 +62,7 @@ mod names;
 mod open;
 mod options;
 mod pool;
+mod queue;
 mod tree;
 pub mod volume;
 
@@ -79,6 +80,7 @@ pub use open::OpenOptions;
 pub use options::VolumeOptions;
 
 pub use pool::{AtimePolicy, Durability, Mapping, MkfsOptions, MountOptions};
+pub use queue::{Completion, Queue};
 
 // Types in the signatures above. None belongs to an engine.
 pub use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, RecordLock, Wait};

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use common::{create, fsck};
 use ferrite::{
-    Access, Cred, Dir, FallocateMode, File, FileKind, FileTimes, Fs, LockKind, NewNode, OpenOptions, Wait, XattrMode,
+    Access, Cred, Dir, FallocateMode, File, FileKind, FileTimes, Fs, LockKind, NewNode, OpenOptions, Queue, Wait,
+    XattrMode,
 };
 use ferrite_pm::fork::in_child;
 
@@ -119,6 +120,22 @@ fn dir_and_locks_refused(dir: &Dir, file: &File) -> bool {
         is_refused(file.unlock_range(..)),
         is_refused(file.conflicting_lock(.., LockKind::Shared)),
     ];
+    tried.iter().all(|&refused| refused)
+}
+
+/// The same for a queue of the parent's, and for one of the child's own.
+fn queue_refused(queue: Queue, file: &File) -> bool {
+    let own = Queue::new(1).unwrap();
+    let tried = [
+        is_refused(queue.submit_read(file, 0, 8, 0)),
+        is_refused(queue.submit_append(file, b"child", 0)),
+        is_refused(queue.wait(None)),
+        queue.is_empty(),
+        is_refused(own.submit_write(file, 0, b"child", 0)),
+        own.wait(None).unwrap().is_none(),
+    ];
+    // It has its parent's completions, which must not be dropped here.
+    drop(queue);
     tried.iter().all(|&refused| refused)
 }
 
@@ -275,4 +292,18 @@ fn a_child_may_have_a_pool_of_its_own_and_memory() {
     assert_eq!(memory.read_to_string("/m").unwrap(), "shared");
     let child = Fs::open(&path).unwrap();
     assert_eq!(child.read_to_string("/c").unwrap(), "child");
+}
+
+#[test]
+fn a_child_does_not_have_its_parents_transfers() {
+    let _alone = alone();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (_fs, file) = open(&dir.path().join("pool"));
+    let queue = Queue::new(4).unwrap();
+    queue.submit_read(&file, 0, 6, 7).unwrap();
+    let mut slot = Some(queue);
+    let told = in_child(|| queue_refused(slot.take().unwrap(), &file));
+    assert!(told.unwrap(), "the child used the queue");
+    let done = slot.unwrap().wait(None).unwrap().unwrap();
+    assert_eq!((done.tag, done.data()), (7, &b"parent"[..]));
 }

@@ -14,5 +14,6 @@ mod options;
 mod posix;
 mod posix_library;
 mod public_names;
+mod queue;
 #[cfg(feature = "net")]
 mod servers;
