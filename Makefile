@@ -19,7 +19,7 @@ PROGRAM_FEATURES = $(FEATURES)$$(! $(HAS_RADOS) || echo ,ferrite-cli/rados,ferri
 ALL_FEATURES = $(FEATURES)$$(! $(HAS_RADOS) || echo ,ferrite-cli/rados,ferrite-lab/rados,ferrite-rados/librados,ferrite-nvme/rados)
 SAY_SKIPPED = @$(HAS_RADOS) || echo "SKIPPED: tests of content in Ceph need the Debian package librados-dev"
 
-.PHONY: demo test check lint unit soak fuzz race pmem rdma bench explain build install install-files install-c install-c-files build-c packages clean help
+.PHONY: demo test check lint unit soak fuzz race pmem rdma bench explain build install install-files install-c install-c-files build-c build-python install-python install-python-files fio-engine packages clean help
 
 help:
 	@echo "make demo      a pool, a mount, real programs on it, a table of latencies (5 minutes)"
@@ -34,7 +34,9 @@ help:
 	@echo "make bench     ferrite-lab bench, all groups"
 	@echo "make explain   what single operations spend their time on, by a program with probes"
 	@echo "make packages  packages for Debian, and an RPM if rpmbuild is installed, in dist/packages"
+	@echo "make fio-engine an engine of fio, to measure pools and servers in its process (docs/benchmarks.md)"
 	@echo "make install-c libferrite for programs in C, its header, a file for pkg-config; to $(PREFIX)"
+	@echo "make install-python the Python package, for the Python of the system"
 	@echo "make install   ferrite, its helpers for mkfs, mount and fsck, man pages, completions, a file(1) description, a systemd unit; to $(PREFIX)"
 
 build:
@@ -97,6 +99,8 @@ soak: build
 	for way in off on; do \
 		FERRITE_RINGS=$$way FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-cli --features nvme \
 			--test it -- real_programs:: crash_kill:: nvme:: serve:: leased_mounts:: || exit 1; done
+	# With the largest of the libraries that use the Python package, and checkpoints of 1 GiB.
+	FERRITE_SOAK=1 FERRITE_PYTHON_WHEELS=torch==2.15.0 FERRITE_BIN=$(FERRITE) scripts/test-python.sh
 	# Every seeded bug and every forgotten fence, on every mapping it applies to.
 	FERRITE_SOAK=1 cargo test --release -p ferrite-crash --features seeded-bugs --test seeded_bugs -- --nocapture
 	cargo test --release -p ferrite-crash --features seeded-bugs --test remote mistakes -- --nocapture
@@ -198,11 +202,39 @@ install-c-files:
 	scripts/c-library.sh $(C_LIBRARY) $(DESTDIR)$(LIBDIR)
 	install -m 644 $(C_LIBRARY) $(DESTDIR)$(LIBDIR)/libferrite.a
 	install -m 644 crates/ferrite-c/include/ferrite.h $(DESTDIR)$(PREFIX)/include/ferrite.h
+	scripts/c-manual.py $(VERSION) $(CARGO_TARGET_DIR)/manual/man/man3
+	install -d $(DESTDIR)$(PREFIX)/share/man/man3
+	install -m 644 $(CARGO_TARGET_DIR)/manual/man/man3/*.3 $(DESTDIR)$(PREFIX)/share/man/man3
 	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' crates/ferrite-c/ferrite.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/ferrite.pc
 	chmod 644 $(DESTDIR)$(LIBDIR)/pkgconfig/ferrite.pc
 
+# The Python package, for the Python of the system.
+PYTHON_PACKAGES ?= $(PREFIX)/lib/python3/dist-packages
+PYTHON_EXTENSION = $(CARGO_TARGET_DIR)/release/lib_ferrite.so
+build-python:
+	@scripts/setup-debian.sh build
+	cargo build --release -p ferrite-python
+
+install-python: build-python install-python-files
+
+# What pip would install of the wheel.
+PYTHON_INFO = $(DESTDIR)$(PYTHON_PACKAGES)/ferrite-$(VERSION).dist-info
+install-python-files:
+	install -d $(DESTDIR)$(PYTHON_PACKAGES)/ferrite $(PYTHON_INFO)
+	install -m 644 crates/ferrite-python/python/ferrite/*.py crates/ferrite-python/python/ferrite/*.pyi \
+		crates/ferrite-python/python/ferrite/py.typed $(DESTDIR)$(PYTHON_PACKAGES)/ferrite
+	install -m 644 $(PYTHON_EXTENSION) $(DESTDIR)$(PYTHON_PACKAGES)/ferrite/_ferrite.abi3.so
+	printf 'Metadata-Version: 2.1\nName: ferrite\nVersion: %s\nRequires-Python: >=3.11\n' $(VERSION) > $(PYTHON_INFO)/METADATA
+	printf '[fsspec.specs]\nferrite = ferrite.fsspec:FerriteFileSystem\n' > $(PYTHON_INFO)/entry_points.txt
+	echo ferrite > $(PYTHON_INFO)/top_level.txt
+	chmod 644 $(PYTHON_INFO)/*
+
+# In the folder of release programs.
+fio-engine: build-c
+	scripts/fio-engine.sh $(C_LIBRARY) $(CARGO_TARGET_DIR)/release
+
 # Packages for Debian, and an RPM if rpmbuild is installed, in dist/packages.
-packages: build build-c
+packages: build build-c build-python
 	scripts/packages.sh $(CARGO_TARGET_DIR)/release dist/packages
 
 clean:

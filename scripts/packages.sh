@@ -3,10 +3,11 @@
 #
 #   scripts/packages.sh TARGET-FOLDER DIRECTORY
 #
-# TARGET-FOLDER has the program `ferrite` and libferrite_c.a, such as target/release. The result is in DIRECTORY: for
-# Debian ferrite, libferrite0 and libferrite-dev; if rpmbuild is installed, the same program as an RPM.
+# TARGET-FOLDER has the program `ferrite`, libferrite_c.a and lib_ferrite.so (of Python), such as target/release. The
+# result is in DIRECTORY: for Debian ferrite, libferrite0, libferrite-dev and python3-ferrite; if rpmbuild is installed,
+# the same program as an RPM. A library that was not built has no package. FERRITE_COMPRESSION=none is for tests.
 #
-# The files come from the rules install-files and install-c-files of the Makefile, which `make install` uses, too.
+# The files come from the rules install-…files of the Makefile, which `make install` and its like use, too.
 set -euo pipefail
 
 built=$(realpath "${1:?the folder of what is built}")
@@ -22,7 +23,8 @@ export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%
 
 # The files of `make install`, below a folder.
 staged() {
-    make -s -C "$root" "$1" DESTDIR="$2" PREFIX=/usr LIBDIR="$3" FERRITE="$built/ferrite" C_LIBRARY="$built/libferrite_c.a"
+    make -s -C "$root" "$1" DESTDIR="$2" PREFIX=/usr LIBDIR="$3" FERRITE="$built/ferrite" \
+        C_LIBRARY="$built/libferrite_c.a" PYTHON_EXTENSION="$built/lib_ferrite.so"
 }
 
 # The libraries that programs need, as names of packages with versions.
@@ -70,7 +72,7 @@ package() {
     } >"$folder/DEBIAN/control"
     if [ -d "$folder/etc" ]; then (cd "$folder" && find etc -type f -printf '/%p\n' >DEBIAN/conffiles); fi
     (cd "$folder" && find usr -type f -printf '%P\0' | LC_ALL=C sort -z | sed -z 's|^|usr/|' | xargs -0 md5sum >DEBIAN/md5sums)
-    dpkg-deb --root-owner-group -Zxz --build "$folder" "$out" >/dev/null
+    dpkg-deb --root-owner-group "-Z${FERRITE_COMPRESSION:-xz}" --build "$folder" "$out" >/dev/null
     echo "$out/${name}_${version}_$arch.deb"
 }
 
@@ -117,6 +119,31 @@ if [ -e "$built/libferrite_c.a" ]; then
     package libferrite-dev "$dev" libdevel "libferrite0 (= $version)" "Multi-Arch: same" \
         "Ferrite file system, as a library (development)
  The header, the static library and a file for pkg-config."
+fi
+
+if [ -e "$built/lib_ferrite.so" ]; then
+    python=$work/python
+    staged install-python-files "$python" ""
+    extension=$python/usr/lib/python3/dist-packages/ferrite/_ferrite.abi3.so
+    strip --strip-unneeded "$extension"
+    libraries=$(needed -e"$extension")
+    mkdir -p "$python/DEBIAN"
+    # Byte code is made at the installation, and goes with the package, as for others of Debian.
+    cat >"$python/DEBIAN/postinst" <<'S'
+#!/bin/sh
+set -e
+if command -v py3compile >/dev/null 2>&1; then py3compile -p python3-ferrite; fi
+S
+    cat >"$python/DEBIAN/prerm" <<'S'
+#!/bin/sh
+set -e
+if command -v py3clean >/dev/null 2>&1; then py3clean -p python3-ferrite; fi
+S
+    chmod 755 "$python/DEBIAN/postinst" "$python/DEBIAN/prerm"
+    package python3-ferrite "$python" python "$libraries, python3 (>= 3.11)" "Suggests: python3-fsspec" \
+        "Ferrite file system, for Python
+ Programs in Python open pools and servers of Ferrite with it, in their own
+ process and without the interpreter lock; fsspec knows it as ferrite://."
 fi
 
 if command -v rpmbuild >/dev/null; then

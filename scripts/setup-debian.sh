@@ -12,8 +12,8 @@ set -euo pipefail
 
 minimum_rust=1.90
 build_packages=(gcc g++ libc6-dev libleveldb-dev libsnappy-dev librocksdb-dev libzstd-dev liblz4-dev libbz2-dev
-    zlib1g-dev libfabric-dev make pkg-config fuse3 sqlite3 git ca-certificates)
-test_packages=(libfuse3-dev fio stress-ng rsync attr acl tar python3 python3-venv)
+    zlib1g-dev libfabric-dev make pkg-config fuse3 sqlite3 git ca-certificates python3)
+test_packages=(libfuse3-dev fio stress-ng rsync attr acl tar python3-venv groff dpkg-dev)
 # Servers that some tests start in temporary folders. Tests that miss one are skipped, with a message.
 server_packages=(ceph-mon ceph-mgr ceph-osd ceph-common librados-dev)
 compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || server_packages+=(postgresql-15)
@@ -102,6 +102,11 @@ if [ "${1:-build}" = test ] && [ ! -x "$tools/bin/promtool" ] && ! command -v pr
         echo "not installed: promtool; tests that need it are skipped" >&2
     fi
     rm -rf "$folder"
+fi
+# The source of fio, with which its engine for Ferrite is built.
+if [ "${1:-build}" = test ] && [ ! -e "$tools/$(fio --version)/config-host.h" ]; then
+    echo "installing: the source of $(fio --version)"
+    "$(dirname "$0")/fio-engine.sh" --fetch || echo "not installed: the source of fio; tests that need it are skipped" >&2
 fi
 if [ ! -e /dev/fuse ]; then
     run_as_root modprobe fuse 2>/dev/null || true

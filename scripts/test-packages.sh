@@ -54,6 +54,16 @@ else
     echo "SKIPPED: mounts need /dev/fuse"
 fi
 
+if [ -e "$system/usr/lib/python3/dist-packages/ferrite" ]; then
+    inside python3 -c 'import ferrite
+volume = ferrite.create("/dev/shm/python", 64 << 20)
+with volume.open("/text", "w") as file:
+    file.write("from Python")
+assert volume.open("/text", "r").read() == "from Python"
+volume.close()'
+    echo "used from Python: well"
+fi
+
 # A program in C, compiled here with the package's own header and library.
 if [ -e "$system/usr/include/ferrite.h" ] && command -v cc >/dev/null; then
     cc -I"$system/usr/include" "$root/crates/ferrite-c/examples/hello.c" -o "$system/root/hello" \

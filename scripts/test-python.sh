@@ -5,8 +5,8 @@
 #     scripts/test-python.sh [PYTEST ARGUMENT...]
 #
 # FERRITE_BIN names the program `ferrite`, for tests with a server. Wheels are kept in ~/.cache/ferrite/python. Without
-# them, or without Python 3.11, tests are skipped, aloud. FERRITE_PYTHON_WHEELS names further ones, such as "pandas
-# pyarrow zarr safetensors", whose tests are skipped otherwise.
+# them, or without Python 3.11, tests are skipped, aloud. FERRITE_PYTHON_WHEELS names further ones; `make soak` adds
+# torch, which is too large for every run.
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -29,8 +29,13 @@ if ! { [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"; } ||
     echo "SKIPPED: tests of the Python package need the wheels fsspec, numpy and pytest, and a module venv"
     exit 0
 fi
-for wheel in ${FERRITE_PYTHON_WHEELS:-}; do
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$wheel" ||
+# The libraries whose users read and write volumes.
+for wheel in pandas==3.1.1 pyarrow==26.0.1 zarr==3.1.6 xarray==2026.9.0 dask==2026.8.0 datasets==5.2.0 \
+    safetensors==0.8.0 ${FERRITE_PYTHON_WHEELS:-}; do
+    "$venv/bin/python" -c 'import importlib.metadata as known, sys
+name, _, version = sys.argv[1].partition("==")
+sys.exit(known.version(name) != (version or known.version(name)))' "$wheel" 2>/dev/null ||
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$wheel" ||
         echo "SKIPPED: the wheel $wheel cannot be had"
 done
 
@@ -42,5 +47,5 @@ cp "$target/debug/lib_ferrite.so" "$folder/ferrite/_ferrite.abi3.so"
 mkdir "$folder/ferrite-0.dist-info"
 printf 'Metadata-Version: 2.1\nName: ferrite\nVersion: 0\n' >"$folder/ferrite-0.dist-info/METADATA"
 printf '[fsspec.specs]\nferrite = ferrite.fsspec:FerriteFileSystem\n' >"$folder/ferrite-0.dist-info/entry_points.txt"
-PYTHONPATH=$folder PYTHONDONTWRITEBYTECODE=1 "$venv/bin/python" -m pytest -q -rs -p no:cacheprovider \
+PYTHONPATH=$folder PYTHONDONTWRITEBYTECODE=1 "$venv/bin/python" -m pytest -q -rs --disable-warnings -p no:cacheprovider \
     "$package/tests" "$@"

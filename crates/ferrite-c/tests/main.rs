@@ -32,6 +32,45 @@ fn the_header_is_that_of_the_source() {
     assert!(kept == made, "run `FERRITE_UPDATE=1 cargo test -p ferrite-c header`");
 }
 
+/// Each function has a page, which is what the header says, and a formatter finds nothing wrong.
+#[test]
+fn each_function_has_a_manual_page() {
+    let dir = tempfile::tempdir().unwrap();
+    ran(Command::new(format!("{CRATE}/../../scripts/c-manual.py"))
+        .arg("0.0")
+        .arg(dir.path()));
+    let header = header();
+    let words = header.split(|c: char| !c.is_ascii_alphanumeric() && !"_(".contains(c));
+    let functions: Vec<&str> = words
+        .filter_map(|word| word.strip_prefix("ferrite_")?.split_once('('))
+        .map(|(name, _)| name)
+        .collect();
+    assert!(functions.len() > 40, "{functions:?}");
+    let formats = Command::new("groff").arg("--version").output().is_ok();
+    for page in functions
+        .iter()
+        .map(|name| format!("ferrite_{name}"))
+        .chain(["libferrite".into()])
+    {
+        let path = dir.path().join(format!("{page}.3"));
+        let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{page}: {error}"));
+        assert!(text.contains(&format!(".SH NAME\n{page} \\- ")), "{page}");
+        if formats {
+            let said = ran(Command::new("groff").args(["-man", "-ww", "-Tutf8"]).arg(&path));
+            assert!(
+                said.stderr.is_empty(),
+                "{page}: {}",
+                String::from_utf8_lossy(&said.stderr)
+            );
+            let shown = String::from_utf8_lossy(&said.stdout);
+            assert!(!shown.contains('`') && !shown.contains("**"), "{page}: {shown}");
+        }
+    }
+    if !formats {
+        eprintln!("SKIPPED: groff, which would format the pages, is not installed");
+    }
+}
+
 fn compilers() -> Vec<&'static str> {
     let works = |name: &&str| {
         Command::new(name)
@@ -148,17 +187,86 @@ fn every_function_and_its_errors_on_a_pool() {
     }
 }
 
-#[test]
-fn every_function_and_its_errors_on_a_server() {
+/// A server with one export, and its address.
+fn serve() -> (Server, String) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
+    let address = format!("tcp://{}/", listener.local_addr().unwrap());
     let export = ExportOptions::new("").root_squash(false);
     let engine = Arc::new(MemFs::new());
-    let _server = Server::start(vec![listener], vec![(engine, vec![export])], &ServerOptions::default()).unwrap();
+    let server = Server::start(vec![listener], vec![(engine, vec![export])], &ServerOptions::default()).unwrap();
+    (server, address)
+}
+
+#[test]
+fn every_function_and_its_errors_on_a_server() {
+    let (_server, address) = serve();
     for compiler in compilers().into_iter().take(1) {
         let dir = scratch();
         let walk = compile(compiler, &PathBuf::from(format!("{CRATE}/tests/walk.c")), dir.path());
-        ran(Command::new(walk).arg("open").arg(format!("tcp://{address}/")));
+        ran(Command::new(walk).arg("open").arg(&address));
+    }
+}
+
+/// fio's engine, built for the fio of this machine. `None` if that cannot be.
+fn fio_engine(into: &Path) -> Option<PathBuf> {
+    let script = format!("{CRATE}/../../scripts/fio-engine.sh");
+    let said = Command::new(script).arg(library()).arg(into).output().unwrap();
+    let errors = String::from_utf8_lossy(&said.stderr);
+    if said.status.code() == Some(77) {
+        eprintln!("SKIPPED: no engine of fio: {errors}");
+        return None;
+    }
+    assert!(said.status.success() && errors.is_empty(), "{errors}");
+    Some(into.join("libferrite-fio.so"))
+}
+
+/// fio reads what it wrote, alone and with transfers under way together, in two threads of one pool and on a server.
+#[test]
+fn fio_measures_pools_and_servers() {
+    let dir = scratch();
+    let Some(engine) = fio_engine(dir.path()) else { return };
+    let pool = dir.path().join("pool");
+    let hello = PathBuf::from(format!("{CRATE}/examples/hello.c"));
+    ran(Command::new(compile(compilers()[0], &hello, dir.path())).arg(&pool));
+    let (_server, address) = serve();
+    for volume in [pool.to_str().unwrap(), &address] {
+        let job = |of: &[&str]| {
+            let said = Command::new("fio")
+                .arg(format!("--ioengine=external:{}", engine.display()))
+                .arg(format!("--volume={volume}"))
+                .args(["--size=1m", "--bs=4k", "--output-format=terse"])
+                .args(of)
+                .current_dir(dir.path())
+                .output()
+                .unwrap();
+            let text = String::from_utf8_lossy(&said.stdout).into_owned();
+            assert!(
+                said.status.success(),
+                "{volume} {of:?}: {text}{}",
+                String::from_utf8_lossy(&said.stderr)
+            );
+            // KiB read and written, of each job.
+            let fields = text.lines().map(|line| line.split(';').collect::<Vec<_>>());
+            let jobs = fields.filter(|fields| fields.len() > 50);
+            jobs.map(|fields| [5, 46].map(|at: usize| fields[at].parse().unwrap()))
+                .collect::<Vec<[u64; 2]>>()
+        };
+        for depth in ["--iodepth=1", "--iodepth=16"] {
+            let verified = job(&["--name=a", "--rw=randwrite", "--verify=crc32c", depth]);
+            assert_eq!(verified, [[1024, 1024]], "{volume} {depth}");
+            let two = job(&["--name=b", "--rw=read", "--numjobs=2", depth]);
+            assert_eq!(two, [[1024, 0]; 2], "{volume} {depth}");
+        }
+        job(&["--name=c", "--rw=randtrim"]);
+    }
+    for (of, message) in [("--volume=/none", "/none: cannot open"), ("--rw=read", "volume= names")] {
+        let said = Command::new("fio")
+            .arg(format!("--ioengine=external:{}", engine.display()))
+            .args(["--name=x", "--size=1m", of])
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&said.stdout) + String::from_utf8_lossy(&said.stderr);
+        assert!(!said.status.success() && text.contains(message), "{text}");
     }
 }
 

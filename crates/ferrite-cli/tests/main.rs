@@ -46,6 +46,7 @@ mod nvme_postgres;
 mod nvme_rados;
 mod operations;
 mod output;
+mod packages;
 #[path = "../../ferrite/tests/posix/mod.rs"]
 mod posix;
 mod posix_mount;
