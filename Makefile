@@ -10,7 +10,7 @@ PREFIX ?= /usr/local
 VERSION = $(shell sed -n '/^\[workspace.package\]/,/^$$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 FERRITE = $(CARGO_TARGET_DIR)/release/ferrite
 LAB = $(CARGO_TARGET_DIR)/release/ferrite-lab
-UNDER_TEST = FERRITE_C_LIBRARY=$(CARGO_TARGET_DIR)/debug/libferrite_c.a FERRITE_BIN=$(CARGO_TARGET_DIR)/ci/ferrite FERRITE_LAB_BIN=$(CARGO_TARGET_DIR)/ci/ferrite-lab
+UNDER_TEST = FERRITE_C_LIBRARY=$(CARGO_TARGET_DIR)/debug/libferrite_c.a FERRITE_C_LIBS="$(ROCKSDB_LIBS)" FERRITE_BIN=$(CARGO_TARGET_DIR)/ci/ferrite FERRITE_LAB_BIN=$(CARGO_TARGET_DIR)/ci/ferrite-lab
 # All features that a test needs: of the programs everywhere, of the programs here, and of all crates. Not every machine
 # can have librados; without it, its tests are left out, aloud. The shell looks for it, not make, which would do so before a rule has installed it.
 HAS_RADOS = [ -e /usr/include/rados/librados.h ]
@@ -68,7 +68,7 @@ unit:
 	cargo build --profile ci -p ferrite-cli -p ferrite-lab --features $(PROGRAM_FEATURES)
 	$(SAY_SKIPPED)
 	# The library for C and the extension for Python, without what other crates would add to their features.
-	cargo build -p ferrite-c -p ferrite-python
+	cargo build -p ferrite-c -p ferrite-python --features ferrite-c/postgres,ferrite-python/postgres
 	$(UNDER_TEST) scripts/run-tests.py --workspace --features $(ALL_FEATURES)
 	# The Python package, which pytest tests.
 	$(UNDER_TEST) scripts/test-python.sh
@@ -186,8 +186,11 @@ install-files:
 	sed 's|/usr/local/bin|$(PREFIX)/bin|' dist/systemd/ferrite.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/ferrite.service
 	chmod 644 $(DESTDIR)$(PREFIX)/lib/systemd/system/ferrite.service
 
-# libferrite for programs in C: pools and servers. C_FEATURES=nvme adds pools on devices.
+# libferrite for programs in C: pools and servers. C_FEATURES=nvme adds pools on devices, and postgres those with
+# metadata in PostgreSQL.
 C_FEATURES ?=
+ROCKSDB_LIBS = -lrocksdb -lstdc++
+C_LIBS = $(if $(C_FEATURES),$(ROCKSDB_LIBS))
 C_LIBRARY = $(CARGO_TARGET_DIR)/release/libferrite_c.a
 LIBDIR ?= $(PREFIX)/lib
 build-c:
@@ -199,21 +202,22 @@ install-c: build-c install-c-files
 
 install-c-files:
 	install -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(PREFIX)/include
-	scripts/c-library.sh $(C_LIBRARY) $(DESTDIR)$(LIBDIR)
+	FERRITE_C_LIBS="$${FERRITE_C_LIBS-$(C_LIBS)}" scripts/c-library.sh $(C_LIBRARY) $(DESTDIR)$(LIBDIR)
 	install -m 644 $(C_LIBRARY) $(DESTDIR)$(LIBDIR)/libferrite.a
 	install -m 644 crates/ferrite-c/include/ferrite.h $(DESTDIR)$(PREFIX)/include/ferrite.h
 	scripts/c-manual.py $(VERSION) $(CARGO_TARGET_DIR)/manual/man/man3
 	install -d $(DESTDIR)$(PREFIX)/share/man/man3
 	install -m 644 $(CARGO_TARGET_DIR)/manual/man/man3/*.3 $(DESTDIR)$(PREFIX)/share/man/man3
-	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' crates/ferrite-c/ferrite.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/ferrite.pc
+	sed "s|@PREFIX@|$(PREFIX)|; s|@LIBS@|$${FERRITE_C_LIBS-$(C_LIBS)}|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|" crates/ferrite-c/ferrite.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/ferrite.pc
 	chmod 644 $(DESTDIR)$(LIBDIR)/pkgconfig/ferrite.pc
 
-# The Python package, for the Python of the system.
+# The Python package, for the Python of the system. PYTHON_FEATURES are as C_FEATURES.
+PYTHON_FEATURES ?=
 PYTHON_PACKAGES ?= $(PREFIX)/lib/python3/dist-packages
 PYTHON_EXTENSION = $(CARGO_TARGET_DIR)/release/lib_ferrite.so
 build-python:
 	@scripts/setup-debian.sh build
-	cargo build --release -p ferrite-python
+	cargo build --release -p ferrite-python --features "$(PYTHON_FEATURES)"
 
 install-python: build-python install-python-files
 
@@ -231,11 +235,13 @@ install-python-files:
 
 # In the folder of release programs.
 fio-engine: build-c
-	scripts/fio-engine.sh $(C_LIBRARY) $(CARGO_TARGET_DIR)/release
+	FERRITE_C_LIBS="$(C_LIBS)" scripts/fio-engine.sh $(C_LIBRARY) $(CARGO_TARGET_DIR)/release
 
 # Packages for Debian, and an RPM if rpmbuild is installed, in dist/packages.
+packages: C_FEATURES = postgres
+packages: PYTHON_FEATURES = postgres
 packages: build build-c build-python
-	scripts/packages.sh $(CARGO_TARGET_DIR)/release dist/packages
+	FERRITE_C_LIBS="$(C_LIBS)" scripts/packages.sh $(CARGO_TARGET_DIR)/release dist/packages
 
 clean:
 	cargo clean

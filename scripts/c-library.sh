@@ -3,6 +3,8 @@
 #
 #   scripts/c-library.sh STATIC-LIBRARY DIRECTORY
 #
+# FERRITE_C_LIBS are the libraries that it needs beside the system's: those of the features it was built with.
+#
 # A compiler of C does it, because cargo gives shared libraries neither.
 set -euo pipefail
 
@@ -12,7 +14,7 @@ versions=$(mktemp)
 trap 'rm -f "$versions"' EXIT
 echo 'FERRITE_0.1 { global: ferrite_*; local: *; };' >"$versions"
 ${CC:-cc} -shared -o "$directory/libferrite.so.$version" -Wl,--whole-archive "$library" -Wl,--no-whole-archive \
-    -Wl,-soname,libferrite.so.0 -Wl,--version-script="$versions" -Wl,--gc-sections -Wl,-z,relro,-z,now \
+    -Wl,-soname,libferrite.so.0 -Wl,--version-script="$versions" -Wl,--gc-sections -Wl,-z,relro,-z,now,-z,defs \
     ${FERRITE_C_LIBS:-} -lpthread -ldl -lm -lrt
 ln -sf "libferrite.so.$version" "$directory/libferrite.so.0"
 ln -sf libferrite.so.0 "$directory/libferrite.so"

@@ -19,7 +19,7 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
     echo "SKIPPED: tests of the Python package need Python 3.11"
     exit 0
 fi
-(cd "$root" && cargo build --quiet -p ferrite-python)
+(cd "$root" && cargo build --quiet -p ferrite-python --features ferrite-python/postgres)
 
 # Their versions are fixed, so that a release of theirs does not fail a test here.
 wheels="fsspec==2026.9.0 numpy==2.4.6 pytest==9.2.0"

@@ -1,13 +1,13 @@
 //! Compiles the C++ half (`src/shim.cc`) and links LevelDB, statically, so that the program runs where no LevelDB is
 //! installed.
 
-use ferrite_cxx::{Half, Library, Needs};
+use ferrite_cxx::{Half, Library, Linkage, Needs};
 
 const fn library(name: &'static str, package: &'static str) -> Library {
     Library {
         name,
         package,
-        is_bundled: true,
+        linkage: Linkage::Bundled,
     }
 }
 

@@ -1,10 +1,10 @@
-//! Compiles the C++ half (`src/rocksdb/border/*.cc`) and links RocksDB with its compression libraries, statically, so
-//! that the program always runs the version it was compiled against. Without the feature `rocksdb` there is nothing to
-//! build.
+//! Compiles the C++ half (`src/rocksdb/border/*.cc`) and links RocksDB with its compression libraries: to programs
+//! statically, so that they always run the version they were compiled against; to shared libraries dynamically. Without
+//! the feature `rocksdb` there is nothing to build.
 
 #[cfg(feature = "rocksdb")]
 mod rocksdb {
-    use ferrite_cxx::{Half, Library, Needs};
+    use ferrite_cxx::{Half, Library, Linkage, Needs};
 
     const HEADER: &str = "the header rocksdb/utilities/transaction_db.h";
     const PACKAGE: &str = "librocksdb-dev";
@@ -13,8 +13,11 @@ mod rocksdb {
         Library {
             name,
             package,
-            // RocksDB's has 33 MB.
-            is_bundled: false,
+            // Debian's archives have no position-independent code, which shared libraries need.
+            linkage: match cfg!(feature = "in-shared-library") {
+                true => Linkage::Shared,
+                false => Linkage::Static,
+            },
         }
     }
 

@@ -471,8 +471,8 @@ int ferrite_queue_close(struct ferrite_queue *queue);
  Submits a read at an offset, of at most 4 MiB. `buffer` must stay as it is until its completion has been reaped, and
  has the data then. The completion has `tag`.
 
- Errors: `EAGAIN` if the queue is full; reap completions first. `EINVAL` for a longer read. What the file system
- says, the completion has.
+ Errors: `EAGAIN` if the queue is full; reap completions first. `EINVAL` for a longer read. Errors of the file
+ system come with the completion.
  */
 int ferrite_submit_pread(const struct ferrite_queue *queue,
                          const struct ferrite_file *file,

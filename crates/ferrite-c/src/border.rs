@@ -179,9 +179,9 @@ impl Destination {
             return;
         }
         let pointer = std::ptr::with_exposed_provenance_mut(self.address);
-        // SAFETY: `len` is not 0 and not more than the caller's length, so the pointer was not NULL. The caller promises
-        // to keep the memory until the completion has been reaped, which happens in the function that calls this. The
-        // data is the library's own, so they do not overlap.
+        // SAFETY: `len` is not 0 and not more than the caller's length, so the pointer was not NULL. The caller
+        // promises to keep the memory until the completion has been reaped, which happens in the function that calls
+        // this. The data is the library's own, so they do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), pointer, len) };
     }
 }

@@ -55,8 +55,8 @@ pub extern "C" fn ferrite_queue_close(queue: Option<Box<Transfers>>) -> c_int {
 /// Submits a read at an offset, of at most 4 MiB. `buffer` must stay as it is until its completion has been reaped, and
 /// has the data then. The completion has `tag`.
 ///
-/// Errors: `EAGAIN` if the queue is full; reap completions first. `EINVAL` for a longer read. What the file system
-/// says, the completion has.
+/// Errors: `EAGAIN` if the queue is full; reap completions first. `EINVAL` for a longer read. Errors of the file
+/// system come with the completion.
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrite_submit_pread(
     queue: Option<&Transfers>,

@@ -98,6 +98,12 @@ fn library() -> PathBuf {
     deps.parent().unwrap().join("libferrite_c.a")
 }
 
+/// Those that the library's features need.
+fn further_libraries() -> Vec<String> {
+    let named = std::env::var("FERRITE_C_LIBS").unwrap_or_default();
+    named.split_whitespace().map(str::to_owned).collect()
+}
+
 /// Compiles a program; returns its path.
 fn compile(compiler: &str, source: &Path, into: &Path) -> PathBuf {
     let program = into.join(format!("{}-{compiler}", source.file_stem().unwrap().display()));
@@ -114,6 +120,7 @@ fn compile(compiler: &str, source: &Path, into: &Path) -> PathBuf {
         .arg(format!("-I{CRATE}/include"))
         .arg(source)
         .arg(library())
+        .args(further_libraries())
         .args(SYSTEM)
         .arg("-o")
         .arg(&program)
@@ -207,6 +214,43 @@ fn every_function_and_its_errors_on_a_server() {
     }
 }
 
+/// A pool on two files in a folder, as its address; `None` without the program that makes one, or with a library that
+/// knows none.
+fn devices(dir: &Path) -> Option<String> {
+    let program = std::env::var_os("FERRITE_BIN").filter(|_| !further_libraries().is_empty());
+    let Some(program) = program else {
+        eprintln!(
+            "SKIPPED: pools on devices need FERRITE_BIN, FERRITE_C_LIBRARY and FERRITE_C_LIBS, as `make test` has"
+        );
+        return None;
+    };
+    ran(Command::new(program).current_dir(dir).args([
+        "mkfs",
+        "nvme:pool.toml",
+        "--meta",
+        "meta",
+        "--data",
+        "a.data",
+        "--data",
+        "b.data",
+        "--size",
+        "64M",
+    ]));
+    Some(format!("nvme:{}", dir.join("pool.toml").display()))
+}
+
+#[test]
+fn every_function_and_its_errors_on_devices() {
+    let dir = scratch();
+    let Some(address) = devices(dir.path()) else { return };
+    let walk = compile(
+        compilers()[0],
+        &PathBuf::from(format!("{CRATE}/tests/walk.c")),
+        dir.path(),
+    );
+    ran(Command::new(walk).arg("open").arg(address));
+}
+
 /// fio's engine, built for the fio of this machine. `None` if that cannot be.
 fn fio_engine(into: &Path) -> Option<PathBuf> {
     let script = format!("{CRATE}/../../scripts/fio-engine.sh");
@@ -229,7 +273,9 @@ fn fio_measures_pools_and_servers() {
     let hello = PathBuf::from(format!("{CRATE}/examples/hello.c"));
     ran(Command::new(compile(compilers()[0], &hello, dir.path())).arg(&pool));
     let (_server, address) = serve();
-    for volume in [pool.to_str().unwrap(), &address] {
+    let on_devices = devices(dir.path());
+    let volumes = [Some(pool.to_str().unwrap()), Some(&address), on_devices.as_deref()];
+    for volume in volumes.into_iter().flatten() {
         let job = |of: &[&str]| {
             let said = Command::new("fio")
                 .arg(format!("--ioengine=external:{}", engine.display()))

@@ -1,5 +1,5 @@
-//! The packages for Debian that `scripts/packages.sh` makes, of the programs under test: what they have, and that it runs
-//! from there. `scripts/test-packages.sh` tries them in a fresh system.
+//! The packages for Debian that `scripts/packages.sh` makes, of the programs under test: what they have, and that it
+//! runs from there. `scripts/test-packages.sh` tries them in a fresh system.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -9,8 +9,8 @@ use crate::common::{ok, sh};
 
 const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts");
 
-/// A folder like that of a release build, as far as there are such builds. `None` without the libraries, which a test of
-/// this crate alone does not have.
+/// A folder like that of a release build, as far as there are such builds. `None` without the libraries, which a test
+/// of this crate alone does not have.
 fn built(into: &Path) -> Option<()> {
     let program = PathBuf::from(std::env::var_os("FERRITE_BIN")?);
     let library = PathBuf::from(std::env::var_os("FERRITE_C_LIBRARY")?);

@@ -31,8 +31,19 @@ pub struct Library {
     pub name: &'static str,
     /// The Debian package that provides it.
     pub package: &'static str,
-    /// Whether it goes into the crate's own archive. Large ones should not.
-    pub is_bundled: bool,
+    /// How programs get it.
+    pub linkage: Linkage,
+}
+
+/// How programs get a library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Linkage {
+    /// As a part of the crate's own archive. Not for large ones.
+    Bundled,
+    /// As a part of the program, which so runs where the library is not installed.
+    Static,
+    /// From the system that runs the program. For libraries whose archives no shared library can have.
+    Shared,
 }
 
 /// A crate's C++ half.
@@ -115,9 +126,10 @@ impl Half {
             );
         };
         println!("cargo:rustc-link-search=native={}", dir.display());
-        let kind = match library.is_bundled {
-            true => "static",
-            false => "static:-bundle",
+        let kind = match library.linkage {
+            Linkage::Bundled => "static",
+            Linkage::Static => "static:-bundle",
+            Linkage::Shared => "dylib",
         };
         println!("cargo:rustc-link-lib={kind}={}", library.name);
     }

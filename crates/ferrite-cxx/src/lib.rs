@@ -16,4 +16,4 @@ mod build;
 
 pub use border::{Bytes, Failure, Kind, Sink, boxed, close, guarded, unboxed, visit};
 #[cfg(feature = "build")]
-pub use build::{Half, Library, Needs};
+pub use build::{Half, Library, Linkage, Needs};

@@ -57,11 +57,23 @@ def server(folder):
     process.wait()
 
 
-@pytest.fixture(params=["pool", "server"])
+@pytest.fixture
+def devices(folder):
+    """The address of a fresh pool on devices, which are files."""
+    if not SERVER:
+        pytest.skip("FERRITE_BIN names no program `ferrite`, so there is no pool on devices")
+    make = [SERVER, "mkfs", "nvme:pool.toml", "--meta", "meta", "--data", "a.data", "--size", "64M"]
+    subprocess.run(make, cwd=folder, check=True, capture_output=True)
+    return f"nvme:{folder}/pool.toml"
+
+
+@pytest.fixture(params=["pool", "server", "devices"])
 def volume(request, folder):
     """An empty volume."""
     if request.param == "pool":
         found = ferrite.create(folder / "data.pool", 64 << 20)
+    elif request.param == "devices":
+        found = ferrite.open(request.getfixturevalue("devices"))
     else:
         found = ferrite.open(request.getfixturevalue("server")[1])
     yield found

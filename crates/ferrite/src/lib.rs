@@ -19,7 +19,8 @@
 //! # }
 //! ```
 //!
-//! Contents: [`Fs`], [`File`], [`Dir`], [`OpenOptions`], [`Queue`] and their argument and result types, over [`ferrite_vfs::Vfs`].
+//! Contents: [`Fs`], [`File`], [`Dir`], [`OpenOptions`], [`Queue`] and their argument and result types, over
+//! [`ferrite_vfs::Vfs`].
 //! Names, types and traits are those of the standard library where it has them: [`Metadata`], [`FileType`],
 //! [`DirEntry`] and [`OpenOptions`] implement the extension traits of [`std::os::unix::fs`], and [`File`] those of
 //! [`std::io`], so that code for [`std::fs`] moves over with few changes.

@@ -31,8 +31,8 @@ const BUFFERS_BYTES: usize = 256 << 20;
 ///
 /// A program submits reads and writes, of one file or of many, each with a tag of its own, and reaps their completions
 /// in the order in which they end. On servers and devices a submitted transfer continues after the call has returned,
-/// and no thread waits for it; on memory it is made within the call ([`File::transfers_at_once`]). Any thread may submit
-/// and any may wait.
+/// and no thread waits for it; on memory it is made within the call ([`File::transfers_at_once`]). Any thread may
+/// submit, and any may wait.
 ///
 /// Transfers that are under way together have no order: what overlaps must be submitted after the completion of what it
 /// depends on. A write is durable when it has completed, as one by [`std::os::unix::fs::FileExt::write_at`] is when it
@@ -206,8 +206,8 @@ impl<T: Send + 'static> Queue<T> {
     /// Submits a read of at most `len_bytes`; [`Completion::data`] has them.
     ///
     /// # Errors
-    /// `EAGAIN` if the queue is full: completions have to be reaped first. `EINVAL` for more than 4 MiB. What the file
-    /// system says, the completion has.
+    /// `EAGAIN` if the queue is full: completions have to be reaped first. `EINVAL` for more than 4 MiB. Errors of the
+    /// file system come with the completion.
     pub fn submit_read(&self, file: &File, offset: u64, len_bytes: usize, tag: T) -> Result<()> {
         let buffer = self.buffer(file, READ, len_bytes)?;
         let ticket = self.reserve(file, READ, tag)?;
@@ -276,7 +276,7 @@ impl<T: Send + 'static> Queue<T> {
         Ok(self.wait_for(NonZeroUsize::MIN, NonZeroUsize::MIN, timeout)?.pop())
     }
 
-    /// From `min` to `max` completions: blocks until there are `min`, or no more are under way, or `timeout` has passed.
+    /// From `min` to `max` completions. Blocks until there are `min`, or no more are under way, or `timeout` is over.
     ///
     /// # Errors
     /// As [`Self::wait`].
