@@ -19,7 +19,7 @@ PROGRAM_FEATURES = $(FEATURES)$$(! $(HAS_RADOS) || echo ,ferrite-cli/rados,ferri
 ALL_FEATURES = $(FEATURES)$$(! $(HAS_RADOS) || echo ,ferrite-cli/rados,ferrite-lab/rados,ferrite-rados/librados,ferrite-nvme/rados)
 SAY_SKIPPED = @$(HAS_RADOS) || echo "SKIPPED: tests of content in Ceph need the Debian package librados-dev"
 
-.PHONY: demo test check lint unit soak fuzz race pmem rdma bench explain build install install-files install-c install-c-files build-c build-python install-python install-python-files fio-engine packages clean help
+.PHONY: demo test check lint unit soak fuzz race pmem rdma bench explain build install install-files install-c install-c-files build-c build-python install-python install-python-files fio-engine packages csi clean help
 
 help:
 	@echo "make demo      a pool, a mount, real programs on it, a table of latencies (5 minutes)"
@@ -35,6 +35,7 @@ help:
 	@echo "make explain   what single operations spend their time on, by a program with probes"
 	@echo "make packages  packages for Debian, and an RPM if rpmbuild is installed, in dist/packages"
 	@echo "make fio-engine an engine of fio, to measure pools and servers in its process (docs/benchmarks.md)"
+	@echo "make csi       the driver for Kubernetes, in dist/packages (needs Go; docs/kubernetes.md)"
 	@echo "make install-c libferrite for programs in C, its header, a file for pkg-config; to $(PREFIX)"
 	@echo "make install-python the Python package, for the Python of the system"
 	@echo "make install   ferrite, its helpers for mkfs, mount and fsck, man pages, completions, a file(1) description, a systemd unit; to $(PREFIX)"
@@ -72,6 +73,8 @@ unit:
 	$(UNDER_TEST) scripts/run-tests.py --workspace --features $(ALL_FEATURES)
 	# The Python package, which pytest tests.
 	$(UNDER_TEST) scripts/test-python.sh
+	# The driver for Kubernetes, with the community's test of drivers.
+	$(UNDER_TEST) scripts/test-csi.sh
 	# Three builds with other features, as few as possible, since each compiles the engine anew.
 	# Models under many schedules: free maps, bounds and cursors; guards, revocation and combined appends of bound files.
 	scripts/run-tests.py --only ferrite-map/ferrite_map=models --only ferrite-mr/ferrite_mr=models \
@@ -242,6 +245,12 @@ packages: C_FEATURES = postgres
 packages: PYTHON_FEATURES = postgres
 packages: build build-c build-python
 	FERRITE_C_LIBS="$(C_LIBS)" scripts/packages.sh $(CARGO_TARGET_DIR)/release dist/packages
+
+# The driver for Kubernetes, in dist/packages. Needs Go.
+csi:
+	mkdir -p dist/packages
+	cd csi && PATH="$$PATH:/usr/local/go/bin" CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.Version=$(VERSION)" \
+		-o ../dist/packages/ferrite-csi .
 
 clean:
 	cargo clean

@@ -28,8 +28,10 @@ fetch() {
     mkdir -p "$folder/lists/partial"
     local apt=(apt-get -q -o "Dir::Etc::sourcelist=$folder/sources.list" -o Dir::Etc::sourceparts=-
         -o "Dir::State::lists=$folder/lists" -o APT::Sandbox::User="$(id -un)")
-    (cd "$folder" && "${apt[@]}" update && "${apt[@]}" source --download-only "fio=$(dpkg-query -W -f '${Version}' fio)") \
-        >"$folder/log" 2>&1 || { tail -n 3 "$folder/log" >&2; return 1; }
+    local package
+    package=fio=$(dpkg-query -W -f '${Version}' fio)
+    (cd "$folder" && "${apt[@]}" update && "${apt[@]}" source --download-only "$package") >"$folder/log" 2>&1 ||
+        { tail -n 3 "$folder/log" >&2; return 1; }
     tar -xf "$(find "$folder" -name 'fio_*.orig.tar.*' ! -name '*.asc')" -C "$folder" &&
         (cd "$folder"/fio-*/ && ./configure >/dev/null) &&
         rm -rf "$tools/fio-$version" && mv "$folder"/fio-*/ "$tools/fio-$version"
@@ -37,7 +39,7 @@ fetch() {
 
 mkdir -p "$tools"
 if [ ! -e "$source/config-host.h" ] && { [ -n "${FIO_SOURCE:-}" ] || ! fetch; }; then
-    echo "no source of fio $version with a configuration in $source; set FIO_SOURCE to a folder in which ./configure ran" >&2
+    echo "no configured source of fio $version in $source; set FIO_SOURCE to a folder in which ./configure ran" >&2
     exit 77
 fi
 [ "$1" != --fetch ] || exit 0
@@ -45,7 +47,9 @@ exports=$(mktemp)
 trap 'rm -f "$exports"' EXIT
 # fio has names of its own, so nothing else may be seen of the library.
 echo '{ global: ioengine; local: *; };' >"$exports"
-${CC:-cc} -O2 -std=gnu11 -Wall -D_GNU_SOURCE -include "$source/config-host.h" -I"$source" -I"$root/crates/ferrite-c/include" \
-    -shared -fPIC -o "$directory/libferrite-fio.so" "$root/crates/ferrite-c/fio/ferrite.c" "$library" \
-    -Wl,--version-script="$exports" -Wl,-Bsymbolic -Wl,--gc-sections -Wl,-z,relro ${FERRITE_C_LIBS:-} -lpthread -ldl -lm -lrt
+${CC:-cc} -O2 -std=gnu11 -Wall -D_GNU_SOURCE -include "$source/config-host.h" \
+    -I"$source" -I"$root/crates/ferrite-c/include" -shared -fPIC -o "$directory/libferrite-fio.so" \
+    "$root/crates/ferrite-c/fio/ferrite.c" "$library" \
+    -Wl,--version-script="$exports" -Wl,-Bsymbolic -Wl,--gc-sections -Wl,-z,relro \
+    ${FERRITE_C_LIBS:-} -lpthread -ldl -lm -lrt
 echo "$directory/libferrite-fio.so"
