@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ferrite::volume::{InfoLine, Volume, VolumeInfo};
+use ferrite_fuse::{Meter, RequestCounts};
 use rustix::process::{Pid, PidfdFlags};
 
 use super::freeze_guard::FreezeGuard;
@@ -35,6 +36,8 @@ const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) enum Request {
     /// The layout and state of the pool: a `VolumeInfo`.
     Info,
+    /// The requests of the mount so far: a list of [`MountRequests`].
+    Requests,
     /// Whether the daemon refuses changes for its whole life.
     IsReadOnly,
     /// The pages of the file with this path.
@@ -52,6 +55,28 @@ pub(crate) enum Request {
     /// Hold changes back for as long as this connection reports that it copies the pool, see [`FreezeGuard::hold`]:
     /// device and inode number of the pool's file.
     Hold,
+}
+
+/// Requests of one kind to a mount.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+pub(crate) struct MountRequests {
+    /// As the kernel calls it, such as `lookup`.
+    pub(crate) operation: String,
+    pub(crate) errors: u64,
+    pub(crate) busy_ns: u64,
+    /// How many took how long, in the classes of [`ferrite_vfs::latency`].
+    pub(crate) latency: Vec<u64>,
+}
+
+impl From<RequestCounts> for MountRequests {
+    fn from(counts: RequestCounts) -> MountRequests {
+        MountRequests {
+            operation: counts.name.into(),
+            errors: counts.errors,
+            busy_ns: counts.busy_ns,
+            latency: counts.latency,
+        }
+    }
 }
 
 /// Progress of a daemon: done, and total.
@@ -131,6 +156,15 @@ fn connect(name: &str) -> Option<UnixStream> {
     })
 }
 
+/// The daemon as it answers, beside its volume.
+#[derive(Clone)]
+pub(crate) struct Daemon {
+    pub(crate) freeze_guard: FreezeGuard,
+    /// The path of requests to it, in words.
+    pub(crate) way: Arc<str>,
+    pub(crate) meter: Meter,
+}
+
 /// The daemon's end.
 pub(crate) struct Server {
     names: Vec<PathBuf>,
@@ -140,15 +174,13 @@ pub(crate) struct Server {
 
 impl Server {
     /// Answers for `volume`, which has the file `pool` open and is mounted as `mount`, from a separate thread until
-    /// dropped. `way` names the path of requests to it. The mount works without a socket, too.
+    /// dropped. The mount works without a socket, too.
     pub(crate) fn start(
         pool: Option<&Metadata>,
         mount: Option<&MountPoint>,
         volume: Arc<dyn Volume>,
-        freeze_guard: FreezeGuard,
-        way: &str,
+        daemon: Daemon,
     ) -> std::io::Result<Server> {
-        let way: Arc<str> = way.into();
         // A remote volume has no file, and cannot be frozen; only a freeze uses the numbers.
         let file = pool.map_or((0, 0), |pool| (pool.dev(), pool.ino()));
         std::fs::DirBuilder::new()
@@ -178,10 +210,10 @@ impl Server {
         std::fs::remove_file(&new)?;
         std::thread::Builder::new().name("control".into()).spawn(move || {
             for stream in listener.incoming().flatten() {
-                let (volume, freeze_guard, way) = (Arc::clone(&volume), freeze_guard.clone(), Arc::clone(&way));
+                let (volume, daemon) = (Arc::clone(&volume), daemon.clone());
                 // A scrub takes long; other clients must not wait for it.
                 let answering = std::thread::Builder::new().name("control".into()).spawn(move || {
-                    if let Err(error) = answer(stream, &*volume, (&freeze_guard, &way), file) {
+                    if let Err(error) = answer(stream, &*volume, &daemon, file) {
                         tracing::debug!(%error, "control connection");
                     }
                 });
@@ -204,37 +236,32 @@ impl Drop for Server {
     }
 }
 
-fn answer(
-    mut stream: UnixStream,
-    volume: &dyn Volume,
-    (freeze_guard, way): (&FreezeGuard, &str),
-    file: (u64, u64),
-) -> std::io::Result<()> {
+fn answer(mut stream: UnixStream, volume: &dyn Volume, daemon: &Daemon, file: (u64, u64)) -> std::io::Result<()> {
     stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
     let mut request = String::new();
     BufReader::new(stream.try_clone()?).read_line(&mut request)?;
     if let Ok(Request::Hold) = serde_json::from_str(&request) {
-        return freeze_guard.hold(stream, file);
+        return daemon.freeze_guard.hold(stream, file);
     }
     if let Ok(Request::ScrubTelling(limit)) = serde_json::from_str(&request) {
         return scrub_telling(stream, volume, limit);
     }
-    let reply = reply(&request, volume, freeze_guard, way)
-        .unwrap_or_else(|failure| serde_json::json!({ "error": failure.message }));
+    let reply =
+        reply(&request, volume, daemon).unwrap_or_else(|failure| serde_json::json!({ "error": failure.message }));
     writeln!(stream, "{reply}")
 }
 
-fn reply(
-    request: &str,
-    volume: &dyn Volume,
-    freeze_guard: &FreezeGuard,
-    way: &str,
-) -> Result<serde_json::Value, Failure> {
+fn reply(request: &str, volume: &dyn Volume, daemon: &Daemon) -> Result<serde_json::Value, Failure> {
+    let freeze_guard = &daemon.freeze_guard;
     let request = serde_json::from_str(request)
         .map_err(|error| Failure::new(FAILED, format!("the daemon does not know this request ({error})")))?;
     Ok(match request {
-        Request::Info => serde_json::to_value(with_way(volume.info()?, way)?)?,
+        Request::Info => serde_json::to_value(with_way(volume.info()?, &daemon.way)?)?,
+        Request::Requests => {
+            let requests = daemon.meter.requests().into_iter().map(MountRequests::from);
+            serde_json::to_value(requests.collect::<Vec<_>>())?
+        }
         Request::IsReadOnly => serde_json::to_value(volume.is_read_only())?,
         Request::Dump(path) => serde_json::to_value(pages(volume, &path)?)?,
         #[cfg(feature = "nvme")]

@@ -3,7 +3,7 @@
 //!
 //! Everything that may fail comes before the daemon reports that the mount is ready.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use ferrite_vfs::{FileSystem, Shared};
 
 use super::freeze_guard::FreezeGuard;
 use super::mount_options::{Kind, Options, kind_of};
+use super::mounts::MountPoint;
 use super::target::{absolute, place};
 use super::{
     FAILED, Failure, Outcome, about, complain, control, dead_mounts, log, memory, mounts, opening, signals, trace_file,
@@ -57,14 +58,7 @@ pub(crate) fn serve(
         None if is_daemon => log::tell_syslog(&pool),
         None => {}
     }
-    let volume = match address.is_remote() {
-        true => opening::volume(address, &options.of_engine(address))?,
-        false => opening::volume(&address.at(&pool), &options.of_engine(address))?,
-    };
-    let file = match address.is_remote() {
-        true => None,
-        false => Some(std::fs::metadata(&pool).map_err(about(&pool))?),
-    };
+    let (volume, file) = open(address, &pool, &options)?;
     warn_of_damage(&*volume, &address.at(&pool), dir);
     let kind = kind_of(address, volume.fs().limits().may_block);
     settle(&mut options, kind, &*volume, &pool)?;
@@ -81,10 +75,12 @@ pub(crate) fn serve(
     let guard = FreezeGuard::new(Arc::clone(&volume), mounted.freeze_barrier());
     let mount = mounts::with_path(&dir);
     let way = mounted.way().to_string();
-    let server = control::Server::start(file.as_ref(), mount.as_ref(), Arc::clone(&volume), guard.clone(), &way);
-    if let Err(error) = &server {
-        tracing::warn!(%error, "no control socket: `ferrite info` cannot query this daemon");
-    }
+    let answers = control::Daemon {
+        freeze_guard: guard.clone(),
+        way: way.as_str().into(),
+        meter: mounted.meter(),
+    };
+    let server = answer(file.as_ref(), mount.as_ref(), &volume, answers);
     let is_remote = address.is_remote();
     let started = signals::end_on_signal(unmounter.clone(), dir.clone(), Arc::clone(&volume), is_remote, guard)
         .and_then(|()| start_work(&volume, &mounted, is_remote, options.scrub))
@@ -110,6 +106,28 @@ pub(crate) fn serve(
         Ok(()) => tracing::info!("unmounted"),
     }
     ended.map(|()| 0)
+}
+
+/// Opens the volume; returns its file as well, if it has one.
+fn open(address: &Address, pool: &Path, options: &Options) -> Result<(Arc<dyn Volume>, Option<Metadata>), Failure> {
+    if address.is_remote() {
+        return Ok((opening::volume(address, &options.of_engine(address))?, None));
+    }
+    let volume = opening::volume(&address.at(pool), &options.of_engine(address))?;
+    Ok((volume, Some(std::fs::metadata(pool).map_err(about(pool))?)))
+}
+
+/// Answers commands. The mount works without, too.
+fn answer(
+    file: Option<&Metadata>,
+    mount: Option<&MountPoint>,
+    volume: &Arc<dyn Volume>,
+    answers: control::Daemon,
+) -> Option<control::Server> {
+    let server = control::Server::start(file, mount, Arc::clone(volume), answers);
+    server
+        .inspect_err(|error| tracing::warn!(%error, "no control socket: `ferrite info` cannot query this daemon"))
+        .ok()
 }
 
 /// Completes the options with what the volume is, and warns of those that have no effect or surprise.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use ferrite::volume::VolumeInfo;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use super::control::{self, Request};
+use super::control::{self, MountRequests, Request};
 use super::endpoint::{self, Endpoint};
 use super::mounts::{self, MountPoint};
 use super::volume_metrics::{self, Report};
@@ -60,6 +60,9 @@ impl Exporter {
     }
 }
 
+/// All that a daemon answers.
+type Answer = (VolumeInfo, Vec<MountRequests>);
+
 /// The devices of mounts whose daemons are being asked.
 #[derive(Clone, Default)]
 struct Asked(Arc<Mutex<BTreeSet<String>>>);
@@ -97,8 +100,7 @@ impl Asked {
             .zip(answers)
             .map(|(mount, answer)| {
                 let left = until.saturating_duration_since(Instant::now());
-                let info = answer.and_then(|answer| answer.recv_timeout(left).ok());
-                report(mount, info.as_ref())
+                report(mount, answer.and_then(|answer| answer.recv_timeout(left).ok()))
             })
             .collect();
         let mut families = Vec::new();
@@ -107,17 +109,18 @@ impl Asked {
     }
 
     /// Asks a mount's daemon, from a thread of its own: even connecting may block if the daemon was stopped.
-    fn ask(&self, mount: &MountPoint) -> Option<Receiver<VolumeInfo>> {
+    fn ask(&self, mount: &MountPoint) -> Option<Receiver<Answer>> {
         let question = self.question(&mount.device)?;
         let (sender, answer) = channel();
         let mount = mount.clone();
         let ask = move || {
-            let stream = control::connect_to_mount(&mount);
-            let info = stream.and_then(|stream| control::ask(stream, &Request::Info, Some(ANSWER_WAIT)).ok());
+            let info: Option<VolumeInfo> = asked(&mount, &Request::Info);
+            // A daemon of an earlier version has none.
+            let requests = info.as_ref().and_then(|_| asked(&mount, &Request::Requests));
             drop(question);
             if let Some(info) = info {
                 // The scrape may have ended without it.
-                let _ = sender.send(info);
+                let _ = sender.send((info, requests.unwrap_or_default()));
             }
         };
         match std::thread::Builder::new().name("ferrite-ask".into()).spawn(ask) {
@@ -130,12 +133,19 @@ impl Asked {
     }
 }
 
-fn report(mount: &MountPoint, info: Option<&VolumeInfo>) -> Report {
+/// One answer of a daemon.
+fn asked<T: serde::de::DeserializeOwned>(mount: &MountPoint, request: &Request) -> Option<T> {
+    let stream = control::connect_to_mount(mount)?;
+    control::ask(stream, request, Some(ANSWER_WAIT)).ok()
+}
+
+fn report(mount: &MountPoint, answer: Option<Answer>) -> Report {
     let mut report = Report::of_mount(&mount.pool, &mount.dir);
+    let info = answer.as_ref().map(|(info, _)| info);
     report.is_up = Some(info.is_some());
     report.is_read_only = Some(mount.is_read_only || info.is_some_and(|info| info.failed.is_some()));
-    if let Some(info) = info {
-        report.learn(info);
+    if let Some((info, requests)) = answer {
+        report.learn(&info, requests);
     }
     report
 }

@@ -1,5 +1,6 @@
 //! Families of Prometheus' metrics: [`Family`], for the modules that report something.
 
+use ferrite_vfs::latency::SHORTEST_LOG2;
 use prometheus::proto::{self, MetricFamily, MetricType};
 
 /// A family of metrics, which joins the others when this is dropped.
@@ -34,7 +35,7 @@ impl<'f> Family<'f> {
     }
 
     /// A histogram, with the count up to each bound. The library adds the bucket without a bound.
-    pub(crate) fn histogram(&mut self, labels: &[(&str, &str)], buckets: &[(f64, u64)], sum: f64, count: u64) {
+    fn histogram(&mut self, labels: &[(&str, &str)], buckets: &[(f64, u64)], sum: f64, count: u64) {
         let mut histogram = proto::Histogram::default();
         histogram.set_sample_sum(sum);
         histogram.set_sample_count(count);
@@ -46,6 +47,21 @@ impl<'f> Family<'f> {
         };
         histogram.set_bucket(buckets.iter().map(bucket).collect());
         self.metric(labels).set_histogram(histogram);
+    }
+
+    /// A histogram of times, counted as [`ferrite_vfs::latency`] does.
+    pub(crate) fn latency(&mut self, labels: &[(&str, &str)], classes: &[u64], busy_ns: u64) {
+        let mut below = 0;
+        let buckets: Vec<(f64, u64)> = (SHORTEST_LOG2..)
+            .zip(classes)
+            .map(|(log2, count)| {
+                below += count;
+                ((1u64 << log2) as f64 / 1e9, below)
+            })
+            .collect();
+        // The last class has no bound.
+        let (_, bounded) = buckets.split_last().unwrap_or((&(0.0, 0), &[]));
+        self.histogram(labels, bounded, busy_ns as f64 / 1e9, below);
     }
 
     fn metric(&mut self, labels: &[(&str, &str)]) -> &mut proto::Metric {

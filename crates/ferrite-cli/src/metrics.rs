@@ -5,7 +5,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ferrite_proto::{BoundFileInfo, Counted, OperationActivity, RdmaCounters, Request, SHORTEST_LOG2};
+use ferrite_proto::{BoundFileInfo, Counted, OperationActivity, RdmaCounters, Request};
 use ferrite_server::{Metrics, Observer};
 use prometheus::TextEncoder;
 use prometheus::proto::{MetricFamily, MetricType};
@@ -359,18 +359,8 @@ fn operations(families: &mut Vec<MetricFamily>, metrics: &Metrics) {
         "From when a request was received to when its answer was ready to be sent.",
     );
     for (export, name, operation) in all() {
-        let mut below = 0;
-        let buckets: Vec<(f64, u64)> = (SHORTEST_LOG2..)
-            .zip(&operation.latency)
-            .map(|(log2, count)| {
-                below += count;
-                ((1u64 << log2) as f64 / 1e9, below)
-            })
-            .collect();
-        // The last class has no bound.
-        let (_, bounded) = buckets.split_last().unwrap_or((&(0.0, 0), &[]));
         let labels = [("export", export), ("operation", name)];
-        family.histogram(&labels, bounded, operation.counted.busy_ns as f64 / 1e9, below);
+        family.latency(&labels, &operation.latency, operation.counted.busy_ns);
     }
 }
 

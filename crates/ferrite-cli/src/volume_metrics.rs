@@ -1,4 +1,4 @@
-//! Metrics of pools: space, health, the last scrub, logs and memory.
+//! Metrics of pools: space, health, the last scrub, logs and memory; and requests of mounts.
 //!
 //! Contents: [`Report`], what is known of one pool; [`add`], the families. `serve --metrics` reports the pools that it
 //! serves, `ferrite exporter` those that are mounted. The families exist everywhere, without values where nobody knows
@@ -14,6 +14,7 @@ use ferrite_vfs::SYSTEM;
 use prometheus::proto::{MetricFamily, MetricType};
 use serde_json::Value;
 
+use super::control::MountRequests;
 use super::metric_family::Family;
 use super::printable::printable;
 
@@ -32,6 +33,8 @@ pub(crate) struct Report {
     findings: Option<u64>,
     /// The engine's own report, for programs.
     engine: Value,
+    /// Of a mount.
+    requests: Vec<MountRequests>,
 }
 
 /// Its space and inodes.
@@ -76,7 +79,8 @@ impl Report {
     }
 
     /// Takes over what the daemon of a mounted pool says.
-    pub(crate) fn learn(&mut self, info: &VolumeInfo) {
+    pub(crate) fn learn(&mut self, info: &VolumeInfo, requests: Vec<MountRequests>) {
+        self.requests = requests;
         self.space = Some(Space {
             capacity_bytes: info.capacity_bytes,
             used_bytes: info.used_bytes,
@@ -242,5 +246,36 @@ pub(crate) fn add(families: &mut Vec<MetricFamily>, reports: &[Report]) {
     }
     for (name, kind, help, pointer) in OF_ENGINES {
         show(name, kind, help, &|report| report.number(pointer));
+    }
+    add_requests(families, reports);
+}
+
+/// Adds those of requests, which only mounts have: a server counts its own.
+fn add_requests(families: &mut Vec<MetricFamily>, reports: &[Report]) {
+    let all = || {
+        reports
+            .iter()
+            .flat_map(|of| of.requests.iter().map(move |kind| (of, kind)))
+    };
+    let mut errors = Family::new(
+        families,
+        "ferrite_mount_errors_total",
+        MetricType::COUNTER,
+        "Requests of the kernel to a mount that were answered with an error.",
+    );
+    for (of, kind) in all() {
+        let labels = [("pool", &*of.pool), ("dir", &*of.dir), ("operation", &*kind.operation)];
+        errors.value(&labels, kind.errors as f64);
+    }
+    drop(errors);
+    let mut times = Family::new(
+        families,
+        "ferrite_mount_request_seconds",
+        MetricType::HISTOGRAM,
+        "How long the daemon of a mount took for a request of the kernel; waiting for locks and space is left out.",
+    );
+    for (of, kind) in all() {
+        let labels = [("pool", &*of.pool), ("dir", &*of.dir), ("operation", &*kind.operation)];
+        times.latency(&labels, &kind.latency, kind.busy_ns);
     }
 }

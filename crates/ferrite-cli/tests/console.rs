@@ -198,3 +198,38 @@ fn a_browser_shows_it() {
     drop(server);
     assert!(!page(400, &format!("http://{place}/")).contains("healthy"));
 }
+
+/// Each of a thousand clients counts; the busiest are named, so that a page stays one that a browser can show.
+#[test]
+fn a_thousand_clients_are_counted_and_the_busiest_are_named() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    const CLIENTS: usize = 1000;
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    setrlimit(Resource::Nofile, raised).unwrap();
+    if limit.maximum.is_some_and(|most| most < 4 * CLIENTS as u64) {
+        eprintln!("SKIPPED: {limit:?} allows too few connections for {CLIENTS} clients");
+        return;
+    }
+    // Before the server starts, which inherits the limit.
+    let (server, place) = observed(&[]);
+    let open = |_| ferrite::Fs::open_volume(format!("{}/", server.address)).unwrap();
+    let clients: Vec<ferrite::Fs> = (0..CLIENTS).map(open).collect();
+    for _ in 0..50 {
+        clients[CLIENTS / 2].metadata("/").unwrap();
+    }
+    let began = Instant::now();
+    let (head, body) = ask(&place, "/status.json", &format!("Host: {place}\r\n"));
+    assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(body.len() < 256 << 10, "{} bytes", body.len());
+    let status: serde_json::Value = serde_json::from_str(&body).unwrap();
+    let export = &status["exports"][0];
+    assert_eq!(export["sessions"], CLIENTS, "{}", export["sessions"]);
+    let named = export["clients"].as_array().unwrap();
+    assert_eq!(named.len(), 50);
+    assert!(named[0]["requests"].as_u64().unwrap() >= 50, "{}", named[0]);
+}

@@ -108,6 +108,44 @@ fn mounts_are_reported_with_their_space_and_health() {
     pool.finish();
 }
 
+/// The counts of requests to a mount are those of the programs on it, with either transport.
+#[test]
+fn requests_of_mounts_are_counted_and_timed() {
+    if !has_fuse() {
+        return;
+    }
+    for way in crate::common::ways() {
+        let pool = TestPool::with("64M", way);
+        let path = pool.pool.display().to_string();
+        let of = |text: &str, name: &str, operation: &str| -> f64 {
+            let is_meant = |line: &&str| {
+                line.split('{').next() == Some(name)
+                    && line.contains(&format!("pool=\"{path}\""))
+                    && line.contains(&format!("operation=\"{operation}\""))
+            };
+            let found = text.lines().find(is_meant);
+            found.map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+        };
+        for number in 0..10 {
+            std::fs::write(pool.path(&format!("file{number}")), vec![1; 5000]).unwrap();
+        }
+        for _ in 0..3 {
+            let missing = rustix::fs::getxattr(pool.path("file0"), "user.none", &mut [0; 8][..]);
+            assert_eq!(missing, Err(rustix::io::Errno::NODATA));
+        }
+        let text = ok(ferrite().args(["exporter", "--once"]));
+        let count = |operation| of(&text, "ferrite_mount_request_seconds_count", operation);
+        assert_eq!((count("create"), count("write")), (10.0, 10.0), "{way}: {text}");
+        assert!(count("getxattr") >= 3.0 && count("lookup") >= 10.0, "{way}: {text}");
+        let errors = |operation| of(&text, "ferrite_mount_errors_total", operation);
+        assert!(errors("getxattr") >= 3.0 && errors("write") == 0.0, "{way}: {text}");
+        let seconds = of(&text, "ferrite_mount_request_seconds_sum", "write");
+        assert!(seconds > 0.0 && seconds < 10.0, "{seconds}");
+        checked(&text);
+        pool.finish();
+    }
+}
+
 /// A directory's name must not end a line or a label.
 #[test]
 fn names_of_mounts_forge_nothing() {

@@ -6,6 +6,8 @@
 //! Invariant: each request that may change something goes through [`Bridge::change`] or [`when_open`], so that a
 //! freeze holds it back.
 
+mod calls;
+
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -24,10 +26,9 @@ use fuser::{
 use crate::caller;
 use crate::convert::{absent, file_attr, file_type, set_time, unknown};
 use crate::locks::{Requester, Wire};
-use crate::ring::{MAX_WRITE_BYTES, Rings};
+use crate::ring::{MAX_WRITE_BYTES, Rings, opcode};
 use crate::service::{Entry, Known, Response, Service};
-use crate::space::{Change, RetryTimeout, go_on, is_no_space, when_open};
-use crate::spare::{Busy, Spare};
+use crate::space::{Change, RetryTimeout, when_open};
 
 thread_local! {
     /// The buffer for the data of reads.
@@ -74,54 +75,6 @@ fn reply_xattr(reply: ReplyXattr, size: u32, response: Response<Vec<u8>>) {
 impl Bridge {
     pub(crate) fn new(service: Arc<Service>, rings: Option<Arc<Rings>>) -> Self {
         Bridge { service, rings }
-    }
-
-    /// Makes a change, and replies: at once, when the mount is thawed, when there is space, or on a spare thread
-    /// ([`crate::spare`]). The bytes borrowed from the request are copied only if the change has to wait.
-    fn change<const N: usize, T: Send + 'static>(
-        &self,
-        borrowed: [&[u8]; N],
-        make: impl Fn(&Service, [&[u8]; N]) -> Response<T> + Send + 'static,
-        reply: impl FnOnce(Response<T>) + Send + 'static,
-    ) {
-        let service = &self.service;
-        let busy = service.spare().map(Spare::enter);
-        let is_last_reader = busy.as_ref().is_some_and(Busy::is_last);
-        let tried = match is_last_reader {
-            true => None,
-            false => service.freeze_barrier().pass().map(|_passage| make(service, borrowed)),
-        };
-        let was_tried = match tried {
-            Some(made) if !is_no_space(&made) => return reply(made),
-            Some(_) => true,
-            None => false,
-        };
-        let owned = borrowed.map(<[u8]>::to_vec);
-        let make = move |service: &Service| make(service, owned.each_ref().map(Vec::as_slice));
-        let (change, timeout) = (Change::new(tried, make, reply), RetryTimeout::default());
-        let later = Arc::clone(service);
-        match service.spare() {
-            _ if was_tried => go_on(later, change, timeout),
-            Some(spare) if is_last_reader => spare.pass_on(move || when_open(later, change, timeout)),
-            _ => when_open(later, change, timeout),
-        }
-    }
-
-    /// Calls the engine, and replies: at once, or on a spare thread. As for [`Self::change`].
-    fn ask<const N: usize, T>(
-        &self,
-        borrowed: [&[u8]; N],
-        ask: impl FnOnce(&Service, [&[u8]; N]) -> Response<T> + Send + 'static,
-        reply: impl FnOnce(Response<T>) + Send + 'static,
-    ) {
-        match self.service.spare().map(|spare| (spare, spare.enter())) {
-            Some((spare, busy)) if busy.is_last() => {
-                let owned = borrowed.map(<[u8]>::to_vec);
-                let service = Arc::clone(&self.service);
-                spare.pass_on(move || reply(ask(&service, owned.each_ref().map(Vec::as_slice))));
-            }
-            _busy => reply(ask(&self.service, borrowed)),
-        }
     }
 }
 
@@ -175,6 +128,7 @@ impl Filesystem for Bridge {
     fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let ctx = ctx(req);
         self.ask(
+            opcode::LOOKUP,
             [name.as_bytes()],
             move |service, [name]| service.lookup(&ctx, parent.0, name),
             move |found| reply_entry(reply, found),
@@ -183,6 +137,7 @@ impl Filesystem for Bridge {
 
     fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
         self.change(
+            opcode::FORGET,
             [],
             move |service, []| {
                 service.forget(ino.0, nlookup);
@@ -199,9 +154,15 @@ impl Filesystem for Bridge {
         };
         if ino == INodeNo::ROOT {
             // This reply comes soon, whatever the engine does.
-            return show(self.service.getattr(&ctx, ino.0));
+            let getattr = || self.service.getattr(&ctx, ino.0);
+            return show(self.service.meter().counted(opcode::GETATTR, getattr));
         }
-        self.ask([], move |service, []| service.getattr(&ctx, ino.0), show);
+        self.ask(
+            opcode::GETATTR,
+            [],
+            move |service, []| service.getattr(&ctx, ino.0),
+            show,
+        );
     }
 
     fn setattr(
@@ -233,6 +194,7 @@ impl Filesystem for Bridge {
             kill_priv: false,
         };
         self.change(
+            opcode::SETATTR,
             [],
             move |service, []| service.setattr(&ctx, ino.0, fh.map(|fh| fh.0), &set),
             move |made| {
@@ -246,6 +208,7 @@ impl Filesystem for Bridge {
     fn readlink(&self, req: &Request, ino: INodeNo, reply: ReplyData) {
         let ctx = ctx(req);
         self.ask(
+            opcode::READLINK,
             [],
             move |service, []| service.readlink(&ctx, ino.0),
             move |response| respond!(reply, response, target => reply.data(&target)),
@@ -264,6 +227,7 @@ impl Filesystem for Bridge {
     ) {
         let ctx = ctx(req);
         self.change(
+            opcode::MKNOD,
             [name.as_bytes()],
             move |service, [name]| service.mknod(&ctx, (parent.0, name), mode, rdev),
             move |made| reply_entry(reply, made),
@@ -273,6 +237,7 @@ impl Filesystem for Bridge {
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
         let ctx = ctx(req);
         self.change(
+            opcode::MKDIR,
             [name.as_bytes()],
             move |service, [name]| service.mkdir(&ctx, parent.0, name, mode),
             move |made| reply_entry(reply, made),
@@ -282,6 +247,7 @@ impl Filesystem for Bridge {
     fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let ctx = ctx(req);
         self.change(
+            opcode::UNLINK,
             [name.as_bytes()],
             move |service, [name]| service.unlink(&ctx, parent.0, name),
             move |made| respond!(reply, made, () => reply.ok()),
@@ -291,6 +257,7 @@ impl Filesystem for Bridge {
     fn rmdir(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let ctx = ctx(req);
         self.change(
+            opcode::RMDIR,
             [name.as_bytes()],
             move |service, [name]| service.rmdir(&ctx, parent.0, name),
             move |made| respond!(reply, made, () => reply.ok()),
@@ -301,6 +268,7 @@ impl Filesystem for Bridge {
         let target = target.as_os_str().as_bytes();
         let ctx = ctx(req);
         self.change(
+            opcode::SYMLINK,
             [name.as_bytes(), target],
             move |service, [name, target]| service.symlink(&ctx, parent.0, name, target),
             move |made| reply_entry(reply, made),
@@ -319,6 +287,7 @@ impl Filesystem for Bridge {
     ) {
         let ctx = ctx(req);
         self.change(
+            opcode::RENAME,
             [name.as_bytes(), newname.as_bytes()],
             move |service, [name, newname]| {
                 let (from, to) = ((parent.0, name), (newparent.0, newname));
@@ -331,6 +300,7 @@ impl Filesystem for Bridge {
     fn link(&self, req: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
         let ctx = ctx(req);
         self.change(
+            opcode::LINK,
             [newname.as_bytes()],
             move |service, [newname]| service.link(&ctx, ino.0, newparent.0, newname),
             move |made| reply_entry(reply, made),
@@ -340,6 +310,7 @@ impl Filesystem for Bridge {
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let ctx = ctx(req);
         self.ask(
+            opcode::OPEN,
             [],
             move |service, []| service.open(&ctx, ino.0, flags.0),
             move |response| respond!(reply, response, opened => reply.opened(FileHandle(opened.fh), opened.flags)),
@@ -358,6 +329,7 @@ impl Filesystem for Bridge {
     ) {
         let ctx = ctx(req);
         self.change(
+            opcode::CREATE,
             [name.as_bytes()],
             move |service, [name]| service.create(&ctx, (parent.0, name), mode, flags),
             move |made| {
@@ -389,10 +361,10 @@ impl Filesystem for Bridge {
                 }
                 let result = service.read(&ctx, fh.0, offset, &mut buffer[..size as usize]);
                 respond!(reply, result, count => reply.data(&buffer[..count]));
-            });
-            Ok(())
+                result
+            })
         };
-        self.ask([], move |service, []| read(service), move |_response| ());
+        self.ask(opcode::READ, [], move |service, []| read(service), move |_response| ());
     }
 
     fn write(
@@ -409,6 +381,7 @@ impl Filesystem for Bridge {
     ) {
         let ctx = ctx(req);
         self.change(
+            opcode::WRITE,
             [data],
             move |service, [data]| service.write(&ctx, (fh.0, offset), data, write_flags, flags.0),
             move |made| respond!(reply, made, written => reply.written(written)),
@@ -418,6 +391,7 @@ impl Filesystem for Bridge {
     fn flush(&self, req: &Request, ino: INodeNo, fh: FileHandle, lock_owner: LockOwner, reply: ReplyEmpty) {
         let ctx = ctx(req);
         self.ask(
+            opcode::FLUSH,
             [],
             move |service, []| service.flush(&ctx, ino.0, fh.0, lock_owner.0),
             move |response| respond!(reply, response, () => reply.ok()),
@@ -439,6 +413,7 @@ impl Filesystem for Bridge {
         let wanted = Wire { start, last, kind, pid };
         let ctx = ctx(req);
         self.ask(
+            opcode::GETLK,
             [],
             move |service, []| service.getlk(&ctx, ino.0, lock_owner.0, wanted),
             move |response| respond!(reply, response, found => reply.locked(found.start, found.last, found.kind, found.pid)),
@@ -469,7 +444,7 @@ impl Filesystem for Bridge {
             service.setlk((ino.0, fh.0), lock_owner.0, wanted, requester, done);
             Ok(())
         };
-        self.ask([], move |service, []| set(service), move |_response| ());
+        self.ask(opcode::SETLK, [], move |service, []| set(service), move |_response| ());
     }
 
     fn release(
@@ -493,12 +468,18 @@ impl Filesystem for Bridge {
             Ok(())
         };
         let service = Arc::clone(&self.service);
-        self.ask([], move |_service, []| release(&service), move |_response| ());
+        self.ask(
+            opcode::RELEASE,
+            [],
+            move |_service, []| release(&service),
+            move |_response| (),
+        );
     }
 
     fn fsync(&self, req: &Request, _ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
         let ctx = ctx(req);
         self.ask(
+            opcode::FSYNC,
             [],
             move |service, []| service.fsync(&ctx, fh.0),
             move |response| respond!(reply, response, () => reply.ok()),
@@ -508,6 +489,7 @@ impl Filesystem for Bridge {
     fn fsyncdir(&self, req: &Request, _ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
         let ctx = ctx(req);
         self.ask(
+            opcode::FSYNCDIR,
             [],
             move |service, []| service.fsyncdir(&ctx),
             move |response| respond!(reply, response, () => reply.ok()),
@@ -527,9 +509,14 @@ impl Filesystem for Bridge {
             };
             let listed = service.readdir(&ctx, ino.0, offset, add);
             respond!(reply, listed, () => reply.ok());
-            Ok(())
+            listed
         };
-        self.ask([], move |service, []| list(service), move |_response| ());
+        self.ask(
+            opcode::READDIR,
+            [],
+            move |service, []| list(service),
+            move |_response| (),
+        );
     }
 
     fn readdirplus(&self, req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
@@ -549,13 +536,23 @@ impl Filesystem for Bridge {
                 )
             });
             respond!(reply, listed, () => reply.ok());
-            Ok(())
+            listed
         };
-        self.ask([], move |service, []| list(service), move |_response| ());
+        self.ask(
+            opcode::READDIRPLUS,
+            [],
+            move |service, []| list(service),
+            move |_response| (),
+        );
     }
 
     fn statfs(&self, req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        respond!(reply, self.service.statfs(&ctx(req)), stat => reply.statfs(
+        let ctx = ctx(req);
+        let asked = self
+            .service
+            .meter()
+            .counted(opcode::STATFS, || self.service.statfs(&ctx));
+        respond!(reply, asked, stat => reply.statfs(
             stat.blocks,
             stat.blocks_free,
             stat.blocks_available,
@@ -579,6 +576,7 @@ impl Filesystem for Bridge {
     ) {
         let ctx = ctx(req);
         self.change(
+            opcode::SETXATTR,
             [name.as_bytes(), value],
             move |service, [name, value]| service.setxattr(&ctx, ino.0, name, value, flags),
             move |made| respond!(reply, made, () => reply.ok()),
@@ -588,6 +586,7 @@ impl Filesystem for Bridge {
     fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         let ctx = ctx(req);
         self.ask(
+            opcode::GETXATTR,
             [name.as_bytes()],
             move |service, [name]| service.getxattr(&ctx, ino.0, name),
             move |response| reply_xattr(reply, size, response),
@@ -597,6 +596,7 @@ impl Filesystem for Bridge {
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let ctx = ctx(req);
         self.ask(
+            opcode::LISTXATTR,
             [],
             move |service, []| service.listxattr(&ctx, ino.0),
             move |response| reply_xattr(reply, size, response),
@@ -606,6 +606,7 @@ impl Filesystem for Bridge {
     fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let ctx = ctx(req);
         self.change(
+            opcode::REMOVEXATTR,
             [name.as_bytes()],
             move |service, [name]| service.removexattr(&ctx, ino.0, name),
             move |made| respond!(reply, made, () => reply.ok()),
@@ -624,6 +625,7 @@ impl Filesystem for Bridge {
     ) {
         let ctx = ctx(req);
         self.change(
+            opcode::FALLOCATE,
             [],
             move |service, []| service.fallocate(&ctx, fh.0, offset, length, mode),
             move |made| respond!(reply, made, () => reply.ok()),
@@ -648,6 +650,7 @@ impl Filesystem for Bridge {
     fn lseek(&self, req: &Request, _ino: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
         let ctx = ctx(req);
         self.ask(
+            opcode::LSEEK,
             [],
             move |service, []| service.lseek(&ctx, fh.0, offset, whence),
             move |response| respond!(reply, response, offset => reply.offset(offset as i64)),

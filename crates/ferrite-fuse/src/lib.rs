@@ -14,6 +14,7 @@
 //! | `handles` | open files by the numbers the kernel knows |
 //! | `attr_validity` | how long the kernel may keep attributes |
 //! | `locks` | record locks that the engine keeps |
+//! | `meter` | counters of requests: [`Meter`] |
 //! | `notify` | notifying the kernel of changes by others: [`Notifications`] |
 //! | `retries` | a thread that retries changes that failed |
 //! | `space` | changes that find no space, and are retried |
@@ -52,6 +53,7 @@ mod interrupts;
 mod leased;
 mod lock_order;
 mod locks;
+mod meter;
 mod mount;
 mod notify;
 mod options;
@@ -64,6 +66,7 @@ mod spare;
 #[cfg(doc)]
 use ferrite_vfs::FileSystem;
 pub use freeze_barrier::FreezeBarrier;
+pub use meter::{Meter, RequestCounts};
 pub use mount::{FuseError, Mounted, Unmounter, Way, mount, remount};
 pub use notify::Notifications;
 pub use options::{FuseOptions, Rings};

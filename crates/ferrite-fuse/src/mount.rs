@@ -18,6 +18,7 @@ use thiserror::Error;
 
 use crate::bridge::Bridge;
 use crate::freeze_barrier::FreezeBarrier;
+use crate::meter::Meter;
 use crate::notify::Notifications;
 use crate::options::{FuseOptions, Rings};
 use crate::service::Service;
@@ -74,6 +75,7 @@ pub enum FuseError {
 pub struct Mounted {
     session: Session<Bridge>,
     freeze_barrier: FreezeBarrier,
+    meter: Meter,
     way: Way,
     /// The directory, if this process mounted it directly; fuser's helper undoes its own mounts.
     dir: Option<PathBuf>,
@@ -159,7 +161,7 @@ fn mount_in(
         .map_err(FuseError::NoFuse)?;
     let freeze_barrier = FreezeBarrier::default();
     let service = Arc::new(Service::new(Arc::clone(fs), freeze_barrier.clone(), options));
-    let leased = service.leased().cloned();
+    let (leased, meter) = (service.leased().cloned(), service.meter().clone());
     let user = rustix::process::geteuid();
     let only = (!options.allow_other).then_some(user.as_raw());
     let (rings, why) = match rings {
@@ -194,6 +196,7 @@ fn mount_in(
     Ok(Mounted {
         session,
         freeze_barrier,
+        meter,
         way,
         dir,
     })
@@ -370,6 +373,11 @@ impl Mounted {
     /// The transport of requests.
     pub fn way(&self) -> &Way {
         &self.way
+    }
+
+    /// The counters of its requests.
+    pub fn meter(&self) -> Meter {
+        self.meter.clone()
     }
 
     /// Holds changes back while [`Self::serve`] runs.

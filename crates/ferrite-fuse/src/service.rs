@@ -29,6 +29,7 @@ use crate::freeze_barrier::FreezeBarrier;
 use crate::handles::Handles;
 use crate::leased::LeasedEntries;
 use crate::locks::{Locks, Requester, Wire};
+use crate::meter::Meter;
 use crate::options::FuseOptions;
 use crate::retries::Retries;
 
@@ -87,6 +88,7 @@ pub(crate) struct Service {
     /// How the kernel may treat the data of open files.
     opened: FopenFlags,
     freeze_barrier: FreezeBarrier,
+    meter: Meter,
     /// Reads move no access times: the mount is read-only, or has that option.
     no_atime: bool,
     /// If the engine keeps record locks instead of the kernel.
@@ -147,6 +149,7 @@ impl Service {
                 (false, false) => FopenFlags::FOPEN_KEEP_CACHE,
             },
             freeze_barrier,
+            meter: Meter::default(),
             no_atime: options.noatime || options.read_only,
             locks,
             away,
@@ -157,6 +160,11 @@ impl Service {
     /// The entries to recall from the kernel, if the engine wants that.
     pub(crate) fn leased(&self) -> Option<&Arc<LeasedEntries>> {
         self.leased.as_ref()
+    }
+
+    /// In which transports count the calls that they make.
+    pub(crate) fn meter(&self) -> &Meter {
+        &self.meter
     }
 
     pub(crate) fn freeze_barrier(&self) -> &FreezeBarrier {

@@ -2,11 +2,10 @@
 
 use super::fields;
 
-/// Classes of how long a request took. Class `n` has those of less than `2^(n + SHORTEST_LOG2)` ns that belong to none
-/// before it; the last one has all that took longer.
-pub const LATENCY_CLASSES: usize = 26;
-/// See [`LATENCY_CLASSES`].
-pub const SHORTEST_LOG2: u32 = 10;
+pub use ferrite_vfs::latency::{LATENCY_CLASSES, SHORTEST_LOG2};
+
+// Both ends know them, so they belong to the format.
+const _: () = assert!(LATENCY_CLASSES == 26 && SHORTEST_LOG2 == 10);
 
 /// Operations on an export since the server began.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -19,30 +19,15 @@ use ferrite_transport::reactor::{Data, TurnCounts};
 use ferrite_transport::send_queue::SendQueue;
 
 use crate::lock_order;
-use ferrite_proto::{
-    Activity, BoundFileInfo, Counted, LATENCY_CLASSES, OPCODES_MAX, OperationActivity, RdmaCounters, SHORTEST_LOG2,
-};
+use ferrite_proto::{Activity, BoundFileInfo, Counted, LATENCY_CLASSES, OPCODES_MAX, OperationActivity, RdmaCounters};
+use ferrite_vfs::latency::Latency;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Counts {
     errors: AtomicU64,
     received_bytes: AtomicU64,
     sent_bytes: AtomicU64,
-    busy_ns: AtomicU64,
-    /// Their sum is the number of requests, so that both always agree.
-    latency: [AtomicU64; LATENCY_CLASSES],
-}
-
-impl Counts {
-    fn new() -> Counts {
-        Counts {
-            errors: AtomicU64::new(0),
-            received_bytes: AtomicU64::new(0),
-            sent_bytes: AtomicU64::new(0),
-            busy_ns: AtomicU64::new(0),
-            latency: array::from_fn(|_| AtomicU64::new(0)),
-        }
-    }
+    latency: Latency,
 }
 
 /// Counters by kind of request; unused kinds take no space.
@@ -57,7 +42,7 @@ impl Default for Operations {
 
 impl Operations {
     fn of(&self, number: usize) -> Option<&Counts> {
-        Some(self.0.get(number)?.get_or_init(|| Box::new(Counts::new())))
+        Some(self.0.get(number)?.get_or_init(Box::default))
     }
 }
 
@@ -132,19 +117,12 @@ pub(super) struct Meter {
     address: Mutex<lock_order::Address, Option<SocketAddr>>,
 }
 
-fn class(time_ns: u64) -> usize {
-    let bits = u64::BITS - time_ns.leading_zeros();
-    (bits.saturating_sub(SHORTEST_LOG2) as usize).min(LATENCY_CLASSES - 1)
-}
-
 impl Meter {
     fn count(&self, measured: &Measured, sent_bytes: usize, has_failed: bool) {
         let Some(counts) = self.operations.of(usize::from(measured.number)) else {
             return;
         };
-        let time_ns = measured.since.elapsed().as_nanos() as u64;
-        counts.latency[class(time_ns)].fetch_add(1, Ordering::Relaxed);
-        counts.busy_ns.fetch_add(time_ns, Ordering::Relaxed);
+        counts.latency.count(measured.since.elapsed().as_nanos() as u64);
         counts
             .received_bytes
             .fetch_add(measured.received_bytes as u64, Ordering::Relaxed);
@@ -176,11 +154,7 @@ impl Meter {
             add(&to.errors, &from.errors);
             add(&to.received_bytes, &from.received_bytes);
             add(&to.sent_bytes, &from.sent_bytes);
-            add(&to.busy_ns, &from.busy_ns);
-            to.latency
-                .iter()
-                .zip(&from.latency)
-                .for_each(|(to, from)| add(to, from));
+            to.latency.take_over(&from.latency);
         }
     }
 
@@ -189,18 +163,14 @@ impl Meter {
         let mut mine = Vec::new();
         for (number, counts) in self.operations.0.iter().enumerate() {
             let Some(counts) = counts.get() else { continue };
-            let latency: Vec<u64> = counts
-                .latency
-                .iter()
-                .map(|class| class.load(Ordering::Relaxed))
-                .collect();
+            let latency = counts.latency.classes();
             let number = number as u16;
             let counted = Counted {
                 requests: latency.iter().sum(),
                 errors: counts.errors.load(Ordering::Relaxed),
                 received_bytes: counts.received_bytes.load(Ordering::Relaxed),
                 sent_bytes: counts.sent_bytes.load(Ordering::Relaxed),
-                busy_ns: counts.busy_ns.load(Ordering::Relaxed),
+                busy_ns: counts.latency.busy_ns(),
             };
             if counted.requests == 0 {
                 continue;
@@ -263,24 +233,6 @@ pub struct Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn classes_are_powers_of_two() {
-        for (time_ns, expected) in [
-            (0, 0),
-            (1023, 0),
-            (1024, 1),
-            (2047, 1),
-            (2048, 2),
-            (u64::MAX, LATENCY_CLASSES - 1),
-        ] {
-            assert_eq!(class(time_ns), expected, "{time_ns} ns");
-        }
-        for n in 0..LATENCY_CLASSES - 1 {
-            let end = 1u64 << (n as u32 + SHORTEST_LOG2);
-            assert_eq!((class(end - 1), class(end)), (n, n + 1));
-        }
-    }
 
     #[test]
     fn what_is_taken_over_is_counted_once() {

@@ -6,8 +6,8 @@
 //! of writes, for any engine ([`trace`]); and cache leases of engines with other users ([`CacheLeases`]).
 //!
 //! Besides: files as memory regions ([`regions`]); names in messages ([`Shown`]); threads for blocking work
-//! ([`workers`]); how long calls may wait for unreachable servers ([`Waits`]); and an in-memory reference engine
-//! ([`memfs`]), which the tests use as their oracle.
+//! ([`workers`]); how long operations took ([`latency`]); how long calls may wait for unreachable servers ([`Waits`]);
+//! and an in-memory reference engine ([`memfs`]), which the tests use as their oracle.
 //!
 //! *Architecture invariant:* this crate depends on no front end, no engine and no medium; engines and the mount know
 //! each other only through it.
@@ -22,6 +22,7 @@ mod ctx;
 pub mod dedup;
 mod error;
 mod fs;
+pub mod latency;
 mod layer;
 pub mod locks;
 pub mod memfs;

@@ -14,6 +14,7 @@ use ferrite_vfs::{SetAttr, SetTime, Timestamp};
 use fuser::Errno;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
+use super::opcode;
 use crate::locks::Wire;
 
 /// Bytes of the opcode's own header.
@@ -195,45 +196,6 @@ pub(crate) enum Request<'a> {
     },
     /// No ioctl exists.
     Ioctl,
-}
-
-/// The opcodes of [`Request`], by their numbers.
-mod opcode {
-    pub(super) const LOOKUP: u32 = 1;
-    pub(super) const GETATTR: u32 = 3;
-    pub(super) const SETATTR: u32 = 4;
-    pub(super) const READLINK: u32 = 5;
-    pub(super) const SYMLINK: u32 = 6;
-    pub(super) const MKNOD: u32 = 8;
-    pub(super) const MKDIR: u32 = 9;
-    pub(super) const UNLINK: u32 = 10;
-    pub(super) const RMDIR: u32 = 11;
-    pub(super) const RENAME: u32 = 12;
-    pub(super) const LINK: u32 = 13;
-    pub(super) const OPEN: u32 = 14;
-    pub(super) const READ: u32 = 15;
-    pub(super) const WRITE: u32 = 16;
-    pub(super) const STATFS: u32 = 17;
-    pub(super) const RELEASE: u32 = 18;
-    pub(super) const FSYNC: u32 = 20;
-    pub(super) const SETXATTR: u32 = 21;
-    pub(super) const GETXATTR: u32 = 22;
-    pub(super) const LISTXATTR: u32 = 23;
-    pub(super) const REMOVEXATTR: u32 = 24;
-    pub(super) const FLUSH: u32 = 25;
-    pub(super) const OPENDIR: u32 = 27;
-    pub(super) const READDIR: u32 = 28;
-    pub(super) const RELEASEDIR: u32 = 29;
-    pub(super) const FSYNCDIR: u32 = 30;
-    pub(super) const GETLK: u32 = 31;
-    pub(super) const SETLK: u32 = 32;
-    pub(super) const SETLKW: u32 = 33;
-    pub(super) const CREATE: u32 = 35;
-    pub(super) const IOCTL: u32 = 39;
-    pub(super) const FALLOCATE: u32 = 43;
-    pub(super) const READDIRPLUS: u32 = 44;
-    pub(super) const RENAME2: u32 = 45;
-    pub(super) const LSEEK: u32 = 46;
 }
 
 /// Bits of `fuse_setattr_in.valid`.

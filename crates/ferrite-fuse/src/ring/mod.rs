@@ -6,6 +6,7 @@
 //! | `queue` | the thread of one CPU |
 //! | `serve` | a request in an entry becomes its reply |
 //! | `abi`, `reply` | the kernel's layouts: requests decoded, replies encoded |
+//! | `opcode` | the kinds of requests, by number and name |
 //! | `uring` | the shared memory and the io_uring |
 //!
 //! The cost of a request on the classic transport is mostly that a thread on another CPU has to wake. The kernel queues
@@ -26,6 +27,7 @@
 //! * `FORGET` and `INTERRUPT` stay on `/dev/fuse`, so fuser's threads stay, too.
 
 mod abi;
+pub(crate) mod opcode;
 mod queue;
 mod reply;
 mod serve;

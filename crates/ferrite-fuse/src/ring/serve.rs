@@ -132,6 +132,7 @@ fn perform_in(service: &Service, entry: &mut RingEntry) -> Response<usize> {
     let ctx = caller::ctx(requested.pid, requested.uid, requested.gid);
     let used = payload.len().min(header.payload_bytes as usize);
     let perform = || perform(service, &ctx, requested.ino, header, (payload, used));
+    let perform = || service.meter().counted(requested.opcode, perform);
     // A missing thread would leave its CPU without any. A panic has reported its reason.
     catch_unwind(AssertUnwindSafe(perform)).unwrap_or(Err(Errno::EIO.into()))
 }
