@@ -2,12 +2,10 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path"
-	"path/filepath"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -17,23 +15,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// The extended attribute in which the directory of a volume says how it was made. A directory without it is not the
-// driver's, which never deletes it.
-const recordName = "user.csi.ferrite"
-
-const (
-	// A volume that is being made, or deleted, has these in front of its name. A call that is repeated continues.
-	creatingPrefix = ".creating-"
-	deletingPrefix = ".deleting-"
-	// Parameters that the provisioner adds.
-	provisionerPrefix = "csi.storage.k8s.io/"
-)
-
-type record struct {
-	CapacityBytes int64 `json:"capacity_bytes"`
-	// IsRetained says that a deleted volume leaves its directory.
-	IsRetained bool `json:"is_retained"`
-}
+// Parameters that the provisioner adds begin with it.
+const provisionerPrefix = "csi.storage.k8s.io/"
 
 // controller makes and deletes volumes: directories of an export, which it mounts for as long as that takes.
 type controller struct {
@@ -128,60 +111,30 @@ func parseParameters(given map[string]string) (parameters, error) {
 	return found, nil
 }
 
-// within mounts an export and calls work with its root.
+// within mounts an export and calls work with it.
 func (s *controller) within(
-	ctx context.Context, server string, secrets map[string]string, work func(root string) error,
+	ctx context.Context, server string, secrets map[string]string, work func(of export) error,
 ) error {
 	if err := os.MkdirAll(s.workDir, 0o700); err != nil {
 		return status.Errorf(codes.Internal, "%v", err)
 	}
-	root, err := os.MkdirTemp(s.workDir, "export-")
+	target, err := os.MkdirTemp(s.workDir, "export-")
 	if err != nil {
 		return status.Errorf(codes.Internal, "%v", err)
 	}
 	// Only an empty directory is removed, so nothing is lost if the export is still mounted on it.
-	defer os.Remove(root)
-	if err := s.mounter.Mount(ctx, MountRequest{Server: server, Target: root, Key: secrets["key"]}); err != nil {
+	defer os.Remove(target)
+	wanted := MountRequest{Server: server, Target: target, Key: secrets["key"], IsBrief: true}
+	if err := s.mounter.Mount(ctx, wanted); err != nil {
 		return err
 	}
-	defer s.mounter.Unmount(context.WithoutCancel(ctx), root)
-	return work(root)
-}
-
-func readRecord(dir string) (*record, error) {
-	text := make([]byte, 4096)
-	count, err := unix.Lgetxattr(dir, recordName, text)
+	defer s.mounter.Unmount(context.WithoutCancel(ctx), target)
+	root, err := os.OpenRoot(target)
 	if err != nil {
-		return nil, err
+		return internal(err)
 	}
-	found := &record{}
-	return found, json.Unmarshal(text[:count], found)
-}
-
-func writeRecord(dir string, of record) error {
-	text, err := json.Marshal(of)
-	if err != nil {
-		return err
-	}
-	return unix.Lsetxattr(dir, recordName, text, 0)
-}
-
-// make makes the directory of a volume, complete, in one step: as another name until it has its record.
-func makeVolume(parent, name string, of record, mode uint32) error {
-	if err := os.MkdirAll(parent, 0o755); err != nil {
-		return err
-	}
-	begun := filepath.Join(parent, creatingPrefix+name)
-	if err := os.Mkdir(begun, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return err
-	}
-	if err := writeRecord(begun, of); err != nil {
-		return err
-	}
-	if err := unix.Chmod(begun, mode); err != nil {
-		return err
-	}
-	return unix.Renameat2(unix.AT_FDCWD, begun, unix.AT_FDCWD, filepath.Join(parent, name), unix.RENAME_NOREPLACE)
+	defer root.Close()
+	return work(export{root})
 }
 
 func (s *controller) CreateVolume(
@@ -217,13 +170,12 @@ func (s *controller) CreateVolume(
 		return nil, err
 	}
 	defer release()
-	err = s.within(ctx, volume.Server, request.GetSecrets(), func(root string) error {
-		dir := filepath.Join(root, volume.Path)
-		err := makeVolume(filepath.Dir(dir), filepath.Base(dir), record{capacity, wanted.isRetained}, wanted.mode)
+	err = s.within(ctx, volume.Server, request.GetSecrets(), func(of export) error {
+		err := of.make(volume.Path, record{capacity, wanted.isRetained}, wanted.mode)
 		if !errors.Is(err, os.ErrExist) {
 			return internal(err)
 		}
-		existing, err := readRecord(dir)
+		existing, err := of.recordOf(volume.Path)
 		if err != nil {
 			return status.Errorf(codes.AlreadyExists, "%s exists, and this driver has not made it", volume.Path)
 		}
@@ -241,28 +193,6 @@ func (s *controller) CreateVolume(
 		CapacityBytes: capacity,
 		VolumeContext: map[string]string{"server": volume.Server, "path": volume.Path},
 	}}, nil
-}
-
-// deleteVolume deletes a directory that the driver has made. Others see it whole or not at all.
-func deleteVolume(dir string) error {
-	doomed := filepath.Join(filepath.Dir(dir), deletingPrefix+filepath.Base(dir))
-	found, err := readRecord(dir)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		// It was deleted, perhaps not to the end.
-		return internal(os.RemoveAll(doomed))
-	case err != nil:
-		return status.Errorf(codes.FailedPrecondition, "the driver deletes no volume that it has not made: %v", err)
-	case found.IsRetained:
-		return nil
-	}
-	if err := os.RemoveAll(doomed); err != nil {
-		return internal(err)
-	}
-	if err := os.Rename(dir, doomed); err != nil {
-		return internal(err)
-	}
-	return internal(os.RemoveAll(doomed))
 }
 
 func (s *controller) DeleteVolume(
@@ -287,8 +217,8 @@ func (s *controller) DeleteVolume(
 	done := make(chan error, 1)
 	go func() {
 		defer release()
-		done <- s.within(context.WithoutCancel(ctx), volume.Server, request.GetSecrets(), func(root string) error {
-			return deleteVolume(filepath.Join(root, volume.Path))
+		done <- s.within(context.WithoutCancel(ctx), volume.Server, request.GetSecrets(), func(of export) error {
+			return of.delete(volume.Path)
 		})
 	}()
 	select {
@@ -302,23 +232,19 @@ func (s *controller) DeleteVolume(
 	}
 }
 
-// known calls work with the directory of a volume that exists.
+// known calls work with the export and the path of a volume that exists.
 func (s *controller) known(
-	ctx context.Context, id string, given map[string]string, secrets map[string]string, work func(dir string) error,
+	ctx context.Context, id string, given, secrets map[string]string, work func(of export, dir string) error,
 ) error {
-	if id == "" {
-		return invalid("no volume is named")
-	}
 	volume, err := volumeOf(id, given)
 	if err != nil {
 		return status.Errorf(codes.NotFound, "%v", err)
 	}
-	return s.within(ctx, volume.Server, secrets, func(root string) error {
-		dir := filepath.Join(root, volume.Path)
-		if _, err := os.Lstat(dir); err != nil {
+	return s.within(ctx, volume.Server, secrets, func(of export) error {
+		if _, err := of.root.Stat(below(volume.Path)); err != nil {
 			return status.Errorf(codes.NotFound, "%s is not there: %v", id, errors.Unwrap(err))
 		}
-		return work(dir)
+		return work(of, volume.Path)
 	})
 }
 
@@ -332,7 +258,7 @@ func (s *controller) ValidateVolumeCapabilities(
 	if len(request.GetVolumeCapabilities()) == 0 {
 		return nil, refusal
 	}
-	isThere := func(string) error { return nil }
+	isThere := func(export, string) error { return nil }
 	err := s.known(ctx, request.GetVolumeId(), request.GetVolumeContext(), request.GetSecrets(), isThere)
 	if err != nil {
 		return nil, err
@@ -367,14 +293,14 @@ func (s *controller) ControllerExpandVolume(
 		return nil, err
 	}
 	defer release()
-	err = s.known(ctx, request.GetVolumeId(), nil, request.GetSecrets(), func(dir string) error {
-		found, err := readRecord(dir)
+	err = s.known(ctx, request.GetVolumeId(), nil, request.GetSecrets(), func(of export, dir string) error {
+		found, err := of.recordOf(dir)
 		if err != nil {
 			return status.Errorf(codes.FailedPrecondition, "this driver has not made the volume: %v", err)
 		}
 		capacity = max(capacity, found.CapacityBytes)
 		found.CapacityBytes = capacity
-		return internal(writeRecord(dir, *found))
+		return internal(of.setRecord(dir, *found))
 	})
 	if err != nil {
 		return nil, err
@@ -398,9 +324,14 @@ func (s *controller) GetCapacity(
 		return nil, invalid("%v", err)
 	}
 	reply := &csi.GetCapacityResponse{MinimumVolumeSize: wrapperspb.Int64(0)}
-	err = s.within(ctx, volume.Server, nil, func(root string) error {
+	err = s.within(ctx, volume.Server, nil, func(of export) error {
+		opened, err := of.root.Open(".")
+		if err != nil {
+			return internal(err)
+		}
+		defer opened.Close()
 		var space unix.Statfs_t
-		if err := unix.Statfs(root, &space); err != nil {
+		if err := unix.Fstatfs(int(opened.Fd()), &space); err != nil {
 			return internal(err)
 		}
 		reply.AvailableCapacity = int64(space.Bavail) * space.Bsize

@@ -398,6 +398,22 @@ func TestAMounterRestoresItsMounts(t *testing.T) {
 	if !isAlive(target) {
 		t.Error("the mount is not restored")
 	}
+	// One for a call that died with the first is not wanted any more.
+	brief := filepath.Join(dir, "brief")
+	if err := second.Mount(t.Context(), MountRequest{Server: address, Target: brief, IsBrief: true}); err != nil {
+		t.Fatal(err)
+	}
+	second.lock.Lock()
+	dying = second.children[brief]
+	close(dying.stop)
+	dying.process.Kill()
+	second.lock.Unlock()
+	<-dying.ended
+	third := processes(t, dir)
+	third.Restore(t.Context())
+	if server, err := mountedOn(brief); err != nil || server != "" {
+		t.Errorf("%s is restored, %v", server, err)
+	}
 	if err := second.Unmount(t.Context(), target); err != nil {
 		t.Fatal(err)
 	}
@@ -482,4 +498,84 @@ func TestASilentServerDelaysNoOther(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(mounts.StateDir, "*")); len(left) != 0 {
 		t.Errorf("records are left: %v", left)
 	}
+}
+
+// A call that ended in the middle, at whatever step, is repeated by Kubernetes, and leaves nothing behind.
+func TestRepeatedCallsLeaveNothingBehind(t *testing.T) {
+	dir := scratch(t)
+	address := serve(t, dir)
+	endpoint, kubelet := driver(t, dir, processes(t, dir))
+	of := publishNew(t, endpoint, kubelet, "one", map[string]string{"server": address, "directory": "/v"}, nil)
+	names := func() []string {
+		t.Helper()
+		found, err := os.ReadDir(filepath.Join(of.staging, "v"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, one := range found {
+			names = append(names, one.Name())
+		}
+		return names
+	}
+	create := func() error {
+		_, err := of.controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+			Name: "two", VolumeCapabilities: []*csi.VolumeCapability{mountable},
+			Parameters: map[string]string{"server": address, "directory": "/v"},
+		})
+		return err
+	}
+	// As an earlier call left it that died before the volume had its name.
+	if err := os.Mkdir(filepath.Join(of.staging, "v", creatingPrefix+"two"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := create(); err != nil {
+			t.Fatal(err)
+		}
+		if found := names(); len(found) != 2 || found[1] != "two" {
+			t.Errorf("%v", found)
+		}
+	}
+	// And one that died while it deleted.
+	doomed := filepath.Join(of.staging, "v", deletingPrefix+"two", "inside")
+	if err := os.MkdirAll(doomed, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		request := &csi.DeleteVolumeRequest{VolumeId: address + "#/v/two"}
+		if _, err := of.controller.DeleteVolume(t.Context(), request); err != nil {
+			t.Fatal(err)
+		}
+		if found := names(); len(found) != 1 {
+			t.Errorf("%v", found)
+		}
+	}
+	of.end()
+}
+
+// A pod that may write where volumes are made leads the driver nowhere.
+func TestVolumesAreNotMadeElsewhere(t *testing.T) {
+	dir := scratch(t)
+	address := serve(t, dir)
+	endpoint, kubelet := driver(t, dir, processes(t, dir))
+	of := publishNew(t, endpoint, kubelet, "one", map[string]string{"server": address}, nil)
+	outside := filepath.Join(dir, "outside")
+	if err := os.Mkdir(outside, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(outside, filepath.Join(of.staging, "away")); err != nil {
+		t.Fatal(err)
+	}
+	_, err := of.controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: "two", VolumeCapabilities: []*csi.VolumeCapability{mountable},
+		Parameters: map[string]string{"server": address, "directory": "/away"},
+	})
+	if err == nil {
+		t.Error("a volume is made through a link")
+	}
+	if found, err := os.ReadDir(outside); err != nil || len(found) != 0 {
+		t.Errorf("%v, %v", found, err)
+	}
+	of.end()
 }

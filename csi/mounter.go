@@ -30,6 +30,8 @@ type MountRequest struct {
 	Options []string `json:"options,omitempty"`
 	// Key is the content of the server's key file; empty if it has none.
 	Key string `json:"key,omitempty"`
+	// IsBrief says that the mount serves one call, so nobody wants it back after the end of its mounter.
+	IsBrief bool `json:"is_brief,omitempty"`
 }
 
 // Mounter mounts exports. Both calls may be repeated.
@@ -47,6 +49,8 @@ const (
 	// A mount whose process ends comes back after this long, and after up to restartMax if that repeats.
 	restartMin = time.Second
 	restartMax = time.Minute
+	// How long a mount may be silent until nobody waits for its answer.
+	aliveTimeout = 5 * time.Second
 	// An unmount gives up waiting for the process of the mount after this long, and kills it.
 	endTimeout = 15 * time.Second
 )
@@ -341,6 +345,13 @@ func (m *Processes) restore(ctx context.Context, request MountRequest) {
 		return
 	}
 	defer release()
+	if request.IsBrief {
+		if err := unix.Unmount(request.Target, unix.MNT_DETACH); err == nil || errors.Is(err, unix.EINVAL) {
+			m.forget(request.Target)
+			os.Remove(request.Target)
+		}
+		return
+	}
 	if m.childOf(request.Target) != nil || isAlive(request.Target) {
 		return
 	}
@@ -374,14 +385,24 @@ func (t *tail) text() string {
 	return string(bytes.TrimSpace(t.kept))
 }
 
-// isAlive says whether a directory can be looked at.
+// isAlive says whether the process of a mount answers. A process whose server is away does, if late, so that one that
+// says nothing for a while counts as alive; its thread here ends with it.
 func isAlive(target string) bool {
 	server, err := mountedOn(target)
 	if err != nil || server == "" {
 		return false
 	}
-	var found unix.Stat_t
-	return unix.Stat(target, &found) == nil
+	answered := make(chan error, 1)
+	go func() {
+		var found unix.Stat_t
+		answered <- unix.Stat(target, &found)
+	}()
+	select {
+	case err := <-answered:
+		return err == nil
+	case <-time.After(aliveTimeout):
+		return true
+	}
 }
 
 // mount is a line of the kernel's table of mounts.

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// The extended attribute in which the directory of a volume says how it was made. A directory without it is not the
+// driver's, which never deletes it.
+const recordName = "user.csi.ferrite"
+
+const (
+	// A volume that is being made, or deleted, has these in front of its name. A call that is repeated continues.
+	creatingPrefix = ".creating-"
+	deletingPrefix = ".deleting-"
+)
+
+type record struct {
+	CapacityBytes int64 `json:"capacity_bytes"`
+	// IsRetained says that a deleted volume leaves its directory.
+	IsRetained bool `json:"is_retained"`
+}
+
+// export is a mounted export. Nothing leads out of it: pods may have put symbolic links where volumes are made.
+type export struct {
+	root *os.Root
+}
+
+// below is a path of a volume as os.Root takes it.
+func below(dir string) string {
+	return "." + path.Clean("/"+dir)
+}
+
+// recordOf fails with os.ErrNotExist for a directory that is not there.
+func (e export) recordOf(dir string) (*record, error) {
+	opened, err := e.root.Open(below(dir))
+	if err != nil {
+		return nil, err
+	}
+	defer opened.Close()
+	text := make([]byte, 4096)
+	count, err := unix.Fgetxattr(int(opened.Fd()), recordName, text)
+	if err != nil {
+		return nil, err
+	}
+	found := &record{}
+	return found, json.Unmarshal(text[:count], found)
+}
+
+func (e export) setRecord(dir string, of record) error {
+	opened, err := e.root.Open(below(dir))
+	if err != nil {
+		return err
+	}
+	defer opened.Close()
+	return setRecord(opened, of)
+}
+
+func setRecord(opened *os.File, of record) error {
+	text, err := json.Marshal(of)
+	if err != nil {
+		return err
+	}
+	return unix.Fsetxattr(int(opened.Fd()), recordName, text, 0)
+}
+
+// make makes the directory of a volume, complete, in one step: it has another name until it has its record. Fails with
+// os.ErrExist if there is one.
+func (e export) make(dir string, of record, mode uint32) error {
+	parentDir, name := below(path.Dir(dir)), path.Base(dir)
+	if err := e.root.MkdirAll(parentDir, 0o755); err != nil {
+		return err
+	}
+	parent, err := e.root.OpenRoot(parentDir)
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	begun := creatingPrefix + name
+	if err := parent.Mkdir(begun, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	made, err := parent.Open(begun)
+	if err != nil {
+		return err
+	}
+	defer made.Close()
+	if err := setRecord(made, of); err != nil {
+		return err
+	}
+	if err := unix.Fchmod(int(made.Fd()), mode); err != nil {
+		return err
+	}
+	opened, err := parent.Open(".")
+	if err != nil {
+		return err
+	}
+	defer opened.Close()
+	at := int(opened.Fd())
+	err = unix.Renameat2(at, begun, at, name, unix.RENAME_NOREPLACE)
+	if errors.Is(err, os.ErrExist) {
+		// It is empty. Left behind, it would be in everybody's way.
+		return errors.Join(err, parent.Remove(begun))
+	}
+	return err
+}
+
+// delete deletes a directory that the driver has made. Others see it whole or not at all.
+func (e export) delete(dir string) error {
+	doomed := below(path.Join(path.Dir(dir), deletingPrefix+path.Base(dir)))
+	found, err := e.recordOf(dir)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		// It was deleted, perhaps not to the end.
+		return internal(e.root.RemoveAll(doomed))
+	case err != nil:
+		return status.Errorf(codes.FailedPrecondition, "the driver deletes no volume that it has not made: %v", err)
+	case found.IsRetained:
+		return nil
+	}
+	if err := e.root.RemoveAll(doomed); err != nil {
+		return internal(err)
+	}
+	if err := e.root.Rename(below(dir), doomed); err != nil {
+		return internal(err)
+	}
+	return internal(e.root.RemoveAll(doomed))
+}
