@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path"
 	"strings"
@@ -128,12 +129,24 @@ func (s *controller) within(
 	if err := s.mounter.Mount(ctx, wanted); err != nil {
 		return err
 	}
-	defer s.mounter.Unmount(context.WithoutCancel(ctx), target)
+	defer func() {
+		if err := s.mounter.Unmount(context.WithoutCancel(ctx), target); err != nil {
+			slog.Error("an export stays mounted", "target", target, "error", err)
+		}
+	}()
 	root, err := os.OpenRoot(target)
 	if err != nil {
 		return internal(err)
 	}
 	defer root.Close()
+	opened, err := root.Open(".")
+	if err != nil {
+		return internal(err)
+	}
+	defer opened.Close()
+	if !isFerrite(int(opened.Fd())) {
+		return status.Errorf(codes.Unavailable, "the mount of %s has ended", server)
+	}
 	return work(export{root})
 }
 
@@ -176,8 +189,11 @@ func (s *controller) CreateVolume(
 			return internal(err)
 		}
 		existing, err := of.recordOf(volume.Path)
-		if err != nil {
+		if errors.Is(err, unix.ENODATA) {
 			return status.Errorf(codes.AlreadyExists, "%s exists, and this driver has not made it", volume.Path)
+		}
+		if err != nil {
+			return internal(err)
 		}
 		if !fits(existing.CapacityBytes, request.GetCapacityRange()) {
 			return status.Errorf(codes.AlreadyExists, "%s exists with %d bytes", volume.Path, existing.CapacityBytes)
@@ -295,8 +311,11 @@ func (s *controller) ControllerExpandVolume(
 	defer release()
 	err = s.known(ctx, request.GetVolumeId(), nil, request.GetSecrets(), func(of export, dir string) error {
 		found, err := of.recordOf(dir)
+		if errors.Is(err, unix.ENODATA) {
+			return status.Errorf(codes.FailedPrecondition, "this driver has not made the volume %s", dir)
+		}
 		if err != nil {
-			return status.Errorf(codes.FailedPrecondition, "this driver has not made the volume: %v", err)
+			return internal(err)
 		}
 		capacity = max(capacity, found.CapacityBytes)
 		found.CapacityBytes = capacity

@@ -12,8 +12,8 @@ import (
 )
 
 // The extended attribute in which the directory of a volume says how it was made. A directory without it is not the
-// driver's, which never deletes it.
-const recordName = "user.csi.ferrite"
+// driver's, which never deletes it. Pods must not change it, and programs that copy attributes must not copy it.
+const recordName = "trusted.csi.ferrite"
 
 const (
 	// A volume that is being made, or deleted, has these in front of its name. A call that is repeated continues.
@@ -119,8 +119,10 @@ func (e export) delete(dir string) error {
 	case errors.Is(err, os.ErrNotExist):
 		// It was deleted, perhaps not to the end.
 		return internal(e.root.RemoveAll(doomed))
+	case errors.Is(err, unix.ENODATA):
+		return status.Errorf(codes.FailedPrecondition, "the driver has not made %s, and does not delete it", dir)
 	case err != nil:
-		return status.Errorf(codes.FailedPrecondition, "the driver deletes no volume that it has not made: %v", err)
+		return internal(err)
 	case found.IsRetained:
 		return nil
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -62,15 +61,27 @@ func serve(t *testing.T, dir string, more ...string) string {
 	if said, err := exec.Command(ferrite, "mkfs", pool, "--size", "64M").CombinedOutput(); err != nil {
 		t.Fatalf("mkfs: %v: %s", err, said)
 	}
+	address := freeAddress(t)
+	startServer(t, pool, address, more...)
+	return address + "/data"
+}
+
+// freeAddress is one that nobody listens on.
+func freeAddress(t *testing.T) string {
+	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	port := listener.Addr().(*net.TCPAddr).Port
-	listener.Close()
-	address := fmt.Sprintf("tcp://127.0.0.1:%d", port)
+	defer listener.Close()
+	return "tcp://" + listener.Addr().String()
+}
+
+// startServer returns once the server listens.
+func startServer(t *testing.T, pool, address string, more ...string) *exec.Cmd {
+	t.Helper()
 	args := []string{"serve", pool, "--listen", address, "--name", "data", "--no-root-squash"}
-	server := exec.Command(ferrite, append(args, more...)...)
+	server := exec.Command(program(t), append(args, more...)...)
 	var said bytes.Buffer
 	server.Stderr = &said
 	if err := server.Start(); err != nil {
@@ -81,9 +92,9 @@ func serve(t *testing.T, dir string, more ...string) string {
 		server.Wait()
 	})
 	for begun := time.Now(); ; time.Sleep(20 * time.Millisecond) {
-		if connection, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+		if connection, err := net.Dial("tcp", strings.TrimPrefix(address, "tcp://")); err == nil {
 			connection.Close()
-			return address + "/data"
+			return server
 		}
 		if time.Since(begun) > 20*time.Second {
 			t.Fatalf("the server does not listen: %s", said.String())
@@ -576,6 +587,71 @@ func TestVolumesAreNotMadeElsewhere(t *testing.T) {
 	}
 	if found, err := os.ReadDir(outside); err != nil || len(found) != 0 {
 		t.Errorf("%v, %v", found, err)
+	}
+	of.end()
+}
+
+// A server that is away when a mounter starts costs its mounts time, and no more: nobody asks for them again.
+func TestMountsComeBackWithTheirServer(t *testing.T) {
+	dir := scratch(t)
+	pool, address := filepath.Join(dir, "pool"), freeAddress(t)
+	if said, err := exec.Command(program(t), "mkfs", pool, "--size", "64M").CombinedOutput(); err != nil {
+		t.Fatalf("mkfs: %v: %s", err, said)
+	}
+	server := startServer(t, pool, address)
+	target := filepath.Join(dir, "target")
+	first := processes(t, dir)
+	if err := first.Mount(t.Context(), MountRequest{Server: address + "/data", Target: target}); err != nil {
+		t.Fatal(err)
+	}
+	// The node goes down, and the server.
+	first.End()
+	server.Process.Signal(syscall.SIGTERM)
+	server.Wait()
+	second := processes(t, dir)
+	second.Restore(t.Context())
+	if isAlive(target) {
+		t.Fatal("it is mounted without a server")
+	}
+	startServer(t, pool, address)
+	for begun := time.Now(); !isAlive(target); time.Sleep(50 * time.Millisecond) {
+		if time.Since(begun) > 30*time.Second {
+			t.Fatal("the mount does not come back")
+		}
+	}
+	if err := second.Unmount(t.Context(), target); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A volume for reading is never left writable, though binding it takes two steps.
+func TestPublishingAgainKeepsReadOnly(t *testing.T) {
+	dir := scratch(t)
+	address := serve(t, dir)
+	endpoint, kubelet := driver(t, dir, processes(t, dir))
+	of := publishNew(t, endpoint, kubelet, "one", map[string]string{"server": address}, nil)
+	// As the first of the two steps leaves it.
+	if err := of.publish(of.pod, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(of.pod, "new"), nil, 0o644); err == nil {
+		t.Error("it is writable")
+	}
+	if err := of.publish(of.pod, false); status.Code(err) != codes.AlreadyExists {
+		t.Errorf("published for writing as well: %v", err)
+	}
+	of.end()
+}
+
+// Pods have namespaces of processes of their own, and the mounter that of the node: locks need to see their owners.
+func TestPodsLockFiles(t *testing.T) {
+	dir := scratch(t)
+	address := serve(t, dir)
+	endpoint, kubelet := driver(t, dir, processes(t, dir))
+	of := publishNew(t, endpoint, kubelet, "one", map[string]string{"server": address}, nil)
+	lock := exec.Command("unshare", "--pid", "--fork", "flock", filepath.Join(of.pod, "file"), "true")
+	if said, err := lock.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, said)
 	}
 	of.end()
 }

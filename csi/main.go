@@ -60,6 +60,12 @@ func internal(err error) error {
 	if _, has := status.FromError(err); has {
 		return err
 	}
+	switch {
+	case errors.Is(err, os.ErrPermission):
+		return status.Errorf(codes.PermissionDenied, "%v; the export must not squash root", err)
+	case errors.Is(err, syscall.ENOSPC):
+		return status.Error(codes.ResourceExhausted, err.Error())
+	}
 	return status.Error(codes.Internal, err.Error())
 }
 
@@ -138,7 +144,9 @@ func run(ctx context.Context, of settings) error {
 			return err
 		}
 		go mounts.Restore(ctx)
-		return serveMounts(ctx, listener, mounts)
+		err = serveMounts(ctx, listener, mounts)
+		mounts.End()
+		return err
 	}
 	var mounter Mounter = mounts
 	if of.mounterSocket != "" {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -51,8 +52,9 @@ const (
 	restartMax = time.Minute
 	// How long a mount may be silent until nobody waits for its answer.
 	aliveTimeout = 5 * time.Second
-	// An unmount gives up waiting for the process of the mount after this long, and kills it.
-	endTimeout = 15 * time.Second
+	// How long an unmount waits for the process of the mount, and how often it looks whether that answers.
+	endTimeout  = 50 * time.Second
+	endInterval = 5 * time.Second
 )
 
 // Processes mounts exports by processes of `ferrite mount` that are its children. It records each mount before it makes
@@ -71,10 +73,11 @@ type Processes struct {
 
 // child is the process of a mount, and its successors.
 type child struct {
+	stopOnce sync.Once
+	stop     chan struct{}
+	ended    chan struct{}
+	// Under the lock of the mounter: the request, which may get another key, and the last process.
 	request MountRequest
-	stop    chan struct{}
-	ended   chan struct{}
-	// The last process, under the lock of the mounter.
 	process *os.Process
 }
 
@@ -93,10 +96,25 @@ func (m *Processes) keep(of *child) {
 	m.children[of.request.Target] = of
 }
 
-func (m *Processes) processOf(of *child) *os.Process {
+// signal reaches the last process, if there was one.
+func (m *Processes) signal(of *child, signal os.Signal) {
 	m.lock.Lock()
 	defer m.lock.Unlock()
-	return of.process
+	if of.process != nil {
+		of.process.Signal(signal)
+	}
+}
+
+func (m *Processes) requestOf(of *child) MountRequest {
+	m.lock.Lock()
+	defer m.lock.Unlock()
+	return of.request
+}
+
+func (m *Processes) setRequest(of *child, request MountRequest) {
+	m.lock.Lock()
+	defer m.lock.Unlock()
+	of.request = request
 }
 
 func (m *Processes) stateFile(target, suffix string) string {
@@ -127,13 +145,18 @@ func (m *Processes) Mount(ctx context.Context, request MountRequest) error {
 	}
 	defer release()
 	if known := m.childOf(request.Target); known != nil {
-		if known.request.Server != request.Server {
-			return status.Errorf(codes.AlreadyExists, "%s has %s", request.Target, known.request.Server)
+		had := m.requestOf(known)
+		if had.Server != request.Server || !slices.Equal(had.Options, request.Options) {
+			return status.Errorf(codes.AlreadyExists, "%s has %s, with %v", request.Target, had.Server, had.Options)
 		}
 		if isAlive(request.Target) {
-			return nil
+			// A new key is for the next process.
+			m.setRequest(known, request)
+			return m.write(request)
 		}
-		m.end(known)
+		if err := m.end(ctx, known); err != nil {
+			return err
+		}
 	}
 	if err := os.MkdirAll(m.StateDir, 0o700); err != nil {
 		return internal(err)
@@ -143,18 +166,23 @@ func (m *Processes) Mount(ctx context.Context, request MountRequest) error {
 	if err != nil && !errors.Is(err, unix.ENOTCONN) && !errors.Is(err, os.ErrExist) {
 		return internal(err)
 	}
-	text, err := json.Marshal(request)
-	if err != nil {
-		return internal(err)
-	}
-	if err := writeFile(m.stateFile(request.Target, ".json"), text); err != nil {
-		return internal(err)
+	if err := m.write(request); err != nil {
+		return err
 	}
 	if err := m.start(ctx, request); err != nil {
 		m.forget(request.Target)
 		return err
 	}
 	return nil
+}
+
+// write records a mount.
+func (m *Processes) write(request MountRequest) error {
+	text, err := json.Marshal(request)
+	if err != nil {
+		return internal(err)
+	}
+	return internal(writeFile(m.stateFile(request.Target, ".json"), text))
 }
 
 func (m *Processes) forget(target string) {
@@ -180,6 +208,8 @@ func (m *Processes) command(request MountRequest) (*exec.Cmd, *tail, error) {
 	command := exec.Command(m.Program, append(args, request.Server, request.Target)...)
 	said := &tail{}
 	command.Stdout, command.Stderr = said, said
+	// A process that it leaves behind must not delay its end.
+	command.WaitDelay = 2 * time.Second
 	return command, said, nil
 }
 
@@ -237,15 +267,16 @@ func (m *Processes) watch(watched *child, ended chan struct{}, said *tail) {
 		if time.Since(begun) > restartMax {
 			wait = restartMin
 		}
-		slog.Error("the process of a mount has ended and is started again", "target", watched.request.Target,
-			"server", watched.request.Server, "after", wait, "said", said.text())
+		request := m.requestOf(watched)
+		slog.Error("the process of a mount has ended and is started again", "target", request.Target,
+			"server", request.Server, "after", wait, "said", said.text())
 		select {
 		case <-watched.stop:
 			return
 		case <-time.After(wait):
 		}
 		wait = min(2*wait, restartMax)
-		command, next, err := m.command(watched.request)
+		command, next, err := m.command(m.requestOf(watched))
 		if err == nil {
 			err = command.Start()
 		}
@@ -268,22 +299,47 @@ func (m *Processes) watch(watched *child, ended chan struct{}, said *tail) {
 	}
 }
 
-// end stops a child. The process unmounts what nobody uses, and writes back what it has.
-func (m *Processes) end(of *child) {
-	close(of.stop)
-	m.processOf(of).Signal(syscall.SIGTERM)
+// end stops a child. The process unmounts what nobody uses, and writes back what it has, however long that takes: it is
+// killed only if it does not answer.
+func (m *Processes) end(ctx context.Context, of *child) error {
+	of.stopOnce.Do(func() { close(of.stop) })
+	target := m.requestOf(of).Target
+	ctx, cancel := context.WithTimeout(ctx, endTimeout)
+	defer cancel()
 	for isOver := false; !isOver; {
+		// Again, if another was being started when the first was told to end.
+		m.signal(of, syscall.SIGTERM)
 		select {
 		case <-of.ended:
 			isOver = true
-		case <-time.After(endTimeout):
-			// Again, if another was being started when the first was told to end.
-			m.processOf(of).Kill()
+		case <-ctx.Done():
+			return status.Errorf(codes.DeadlineExceeded, "%s is in use, or still writes to its server", target)
+		case <-time.After(endInterval):
+			if !isAlive(target) {
+				m.signal(of, syscall.SIGKILL)
+			}
 		}
 	}
 	m.lock.Lock()
 	defer m.lock.Unlock()
-	delete(m.children, of.request.Target)
+	delete(m.children, target)
+	return nil
+}
+
+// End ends all processes, as for a shutdown of the node. Their records stay.
+func (m *Processes) End() {
+	m.lock.Lock()
+	children := slices.Collect(maps.Values(m.children))
+	m.lock.Unlock()
+	var all sync.WaitGroup
+	for _, of := range children {
+		all.Go(func() {
+			if err := m.end(context.Background(), of); err != nil {
+				slog.Error("a mount does not end", "error", err)
+			}
+		})
+	}
+	all.Wait()
 }
 
 // Unmount returns once nothing is mounted on the target and its process has ended.
@@ -294,7 +350,9 @@ func (m *Processes) Unmount(ctx context.Context, target string) error {
 	}
 	defer release()
 	if known := m.childOf(target); known != nil {
-		m.end(known)
+		if err := m.end(ctx, known); err != nil {
+			return err
+		}
 	}
 	for {
 		server, err := mountedOn(target)
@@ -345,6 +403,10 @@ func (m *Processes) restore(ctx context.Context, request MountRequest) {
 		return
 	}
 	defer release()
+	if _, err := os.Stat(m.stateFile(request.Target, ".json")); err != nil {
+		// It was unmounted meanwhile.
+		return
+	}
 	if request.IsBrief {
 		if err := unix.Unmount(request.Target, unix.MNT_DETACH); err == nil || errors.Is(err, unix.EINVAL) {
 			m.forget(request.Target)
@@ -356,7 +418,14 @@ func (m *Processes) restore(ctx context.Context, request MountRequest) {
 		return
 	}
 	if err := m.start(ctx, request); err != nil {
-		slog.Error("a mount is not restored; a new request for it tries again", "target", request.Target, "error", err)
+		// Nobody asks for it again, since it was mounted. So it is tried again as if its process had ended.
+		slog.Error("a mount is not restored yet", "target", request.Target, "error", err)
+		watched := &child{request: request, stop: make(chan struct{}), ended: make(chan struct{})}
+		m.keep(watched)
+		ended, said := make(chan struct{}), &tail{}
+		fmt.Fprint(said, err)
+		close(ended)
+		go m.watch(watched, ended, said)
 	}
 }
 
@@ -394,8 +463,9 @@ func isAlive(target string) bool {
 	}
 	answered := make(chan error, 1)
 	go func() {
-		var found unix.Stat_t
-		answered <- unix.Stat(target, &found)
+		// The kernel answers a stat from its cache, also for a process that is dead.
+		var space unix.Statfs_t
+		answered <- unix.Statfs(target, &space)
 	}()
 	select {
 	case err := <-answered:

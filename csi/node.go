@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -140,6 +139,15 @@ func bind(descriptor int, target string, isReadOnly bool) error {
 	if !isReadOnly {
 		return nil
 	}
+	if err := makeReadOnly(target); err != nil {
+		unix.Unmount(target, unix.MNT_DETACH)
+		return err
+	}
+	return nil
+}
+
+// makeReadOnly has a bind refuse changes.
+func makeReadOnly(target string) error {
 	// A bind takes its flags in a second step, which must repeat those of the mount.
 	flags := uintptr(unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY)
 	var space unix.Statfs_t
@@ -154,7 +162,6 @@ func bind(descriptor int, target string, isReadOnly bool) error {
 		}
 	}
 	if err := unix.Mount("", target, "", flags, ""); err != nil {
-		unix.Unmount(target, unix.MNT_DETACH)
 		return fmt.Errorf("make %s read-only: %w", target, err)
 	}
 	return nil
@@ -193,14 +200,25 @@ func (s *node) NodePublishVolume(
 		return nil, status.Errorf(codes.FailedPrecondition, "%s is not staged at %s", request.GetVolumeId(), staging)
 	}
 	source, err := openBelow(staging, volume.Path)
-	if err != nil {
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
 		return nil, status.Errorf(codes.NotFound, "%s of %s: %v", volume.Path, volume.Server, err)
+	case err != nil:
+		return nil, status.Errorf(codes.Unavailable, "%s of %s: %v", volume.Path, volume.Server, err)
 	}
 	defer unix.Close(source)
+	if !isFerrite(source) {
+		return nil, status.Errorf(codes.Unavailable, "the mount at %s is being replaced", staging)
+	}
 	mode := request.GetVolumeCapability().GetAccessMode().GetMode()
 	if mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
-		if other := usedAt(staging, volume.Path, target); other != "" {
-			return nil, status.Errorf(codes.FailedPrecondition, "the volume is for one pod, and is in use at %s", other)
+		release, err := s.busy.take("the only pod of " + staging)
+		if err != nil {
+			return nil, err
+		}
+		defer release()
+		if err := isFree(staging, volume.Path, target); err != nil {
+			return nil, err
 		}
 	}
 	isReadOnly := request.GetReadonly() ||
@@ -212,25 +230,54 @@ func (s *node) NodePublishVolume(
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
-// usedAt is another path than target at which a directory of a staged mount is published; empty if there is none.
-func usedAt(staging, dir, target string) string {
+// isFree refuses if a directory of a staged mount is published at another path than target.
+func isFree(staging, dir, target string) error {
 	found, err := mounts()
 	if err != nil {
-		return ""
+		return internal(err)
 	}
-	at := slices.IndexFunc(found, func(one mount) bool { return one.target == staging })
+	device := ""
 	for _, one := range found {
-		isThis := at >= 0 && one.device == found[at].device && one.root == dir
-		if isThis && one.target != staging && one.target != target {
-			return one.target
+		// The last one hides those before.
+		if one.target == staging {
+			device = one.device
 		}
 	}
-	return ""
+	for _, one := range found {
+		if one.device == device && one.root == dir && one.target != staging && one.target != target {
+			return status.Errorf(codes.FailedPrecondition, "the volume is for one pod, and is in use at %s", one.target)
+		}
+	}
+	return nil
+}
+
+// isFerrite says whether a directory is of a mount: in the moment in which one is replaced, its path leads to the disk
+// of the node.
+func isFerrite(descriptor int) bool {
+	var space unix.Statfs_t
+	return unix.Fstatfs(descriptor, &space) == nil && space.Type == unix.FUSE_SUPER_MAGIC
+}
+
+func isReadOnly(descriptor int) bool {
+	var space unix.Statfs_t
+	return unix.Fstatfs(descriptor, &space) == nil && space.Flags&unix.ST_RDONLY != 0
 }
 
 // publish binds a directory to a pod's path, unless it is there already.
-func publish(source int, target string, isReadOnly bool) error {
+func publish(source int, target string, wantsReadOnly bool) error {
 	if isSame(source, target) {
+		bound, err := unix.Open(target, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return internal(err)
+		}
+		defer unix.Close(bound)
+		switch is := isReadOnly(bound); {
+		case wantsReadOnly && !is:
+			// The call before ended between its two steps.
+			return internal(makeReadOnly(target))
+		case !wantsReadOnly && is && !isReadOnly(source):
+			return status.Errorf(codes.AlreadyExists, "%s is published for reading alone", target)
+		}
 		return nil
 	}
 	// A mount there is of a process that has died.
@@ -242,7 +289,7 @@ func publish(source int, target string, isReadOnly bool) error {
 	if err := os.MkdirAll(target, 0o750); err != nil {
 		return internal(err)
 	}
-	return internal(bind(source, target, isReadOnly))
+	return internal(bind(source, target, wantsReadOnly))
 }
 
 func (s *node) NodeUnpublishVolume(

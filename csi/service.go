@@ -62,7 +62,6 @@ func serveMounts(ctx context.Context, listener net.Listener, mounter Mounter) er
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10}
 	go func() {
 		<-ctx.Done()
-		// Without this one's processes there are no mounts, so it ends when it must, not before.
 		server.Close()
 	}()
 	if err := server.Serve(listener); err != http.ErrServerClosed {
