@@ -48,6 +48,7 @@ mod printable;
 mod progress;
 #[cfg(feature = "rdma")]
 mod replicas;
+mod resize;
 mod scrub;
 mod serve;
 mod served;
@@ -166,6 +167,8 @@ struct Arguments {
 enum Command {
     /// Make a pool: an empty file system in a file or on a DAX device
     Mkfs(mkfs::Mkfs),
+    /// Make a pool larger, while it is not mounted
+    Resize(resize::Resize),
     /// Mount a pool on a directory
     Mount(mount::Mount),
     /// Export pools to clients on the network
@@ -269,6 +272,7 @@ fn end(code: u8, cannot: u8) -> ExitCode {
 fn run(arguments: Arguments) -> Outcome {
     match arguments.command {
         Command::Mkfs(command) => command.run(),
+        Command::Resize(command) => command.run(),
         Command::Mount(command) => command.run(arguments.verbose),
         Command::Serve(command) => command.run(),
         Command::Failover(command) => command.run(),

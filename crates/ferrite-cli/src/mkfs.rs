@@ -35,7 +35,7 @@ pub(crate) struct Mkfs {
     /// Structure that finds pages; docs/mappings.md compares them
     #[arg(long, default_value_t = Mapping::default(), value_parser = mapping_parser())]
     mapping: Mapping,
-    /// Number of inodes [default: one for every 16 KiB]
+    /// Number of inodes [default: one for every 16 KiB, from 1 TiB on for every 64 KiB]
     #[arg(short = 'N', long)]
     inodes: Option<u64>,
     /// Number of names [default: two per inode]
@@ -53,6 +53,13 @@ pub(crate) struct Mkfs {
     /// Write zeros to all space: durable writes to a disk file are faster from the beginning, mkfs takes longer
     #[arg(long)]
     write_zeros: bool,
+    /// Allocate no space: the file gets it where it is written to, and the pool fails when its file system is full
+    #[arg(long, conflicts_with = "write_zeros")]
+    sparse: bool,
+    /// Unit of the logs of small writes, in bytes [default: 64 up to 2 TiB, then 256 up to 4 TiB, 1024 up to 8 TiB;
+    /// above that there are no logs]
+    #[arg(long, value_name = "BYTES")]
+    log_unit: Option<u32>,
     /// Of a pool nvme:POOL.toml: directory for its metadata; the file is written, with this and the data devices
     #[arg(long, value_name = "DIRECTORY", value_hint = clap::ValueHint::DirPath, requires = "data")]
     meta: Option<PathBuf>,
@@ -115,6 +122,8 @@ impl Mkfs {
             .block_bytes(self.block_size)
             .data_checksum(self.data_checksum)
             .write_zeros(self.write_zeros)
+            .sparse(self.sparse)
+            .log_unit_bytes(self.log_unit)
             .root_owner(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let bar = Bar::new(self.quiet);
         let made = ferrite_fs::create_telling(&pool, size_bytes, &options, &mut |phase, done, total| {
@@ -152,6 +161,8 @@ impl Mkfs {
             ("--rings", self.rings.is_some()),
             ("--block-size", self.block_size != 4096),
             ("--write-zeros", self.write_zeros),
+            ("--sparse", self.sparse),
+            ("--log-unit", self.log_unit.is_some()),
         ];
         match given.iter().find(|(_, is_given)| *is_given) {
             None => Ok(()),

@@ -57,6 +57,7 @@ mod rdma;
 mod real_programs;
 #[cfg(feature = "rdma")]
 mod replicas;
+mod resize;
 mod serve;
 mod serve_config;
 mod signature;

@@ -40,6 +40,8 @@ pub struct Variant {
     pub mapping: Mapping,
     /// Whether data carries checksums.
     pub data_checksum: bool,
+    /// Size of the units of page logs, as larger pools have; `None` for that of the pool's size.
+    pub log_unit_bytes: Option<u32>,
     /// Whether its mounts hold stores back until a sync, as with `durability=fsync`.
     pub deferred: bool,
     /// A mistake that the engine makes in all workloads.
@@ -51,6 +53,7 @@ impl From<Mapping> for Variant {
         Variant {
             mapping,
             data_checksum: false,
+            log_unit_bytes: None,
             deferred: false,
             omission: None,
         }

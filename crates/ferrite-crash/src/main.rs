@@ -54,7 +54,7 @@ enum Command {
         /// An image that a search kept, or any other pool: check it, mount it, use it, crash its recovery. Its
         /// history is unknown, so its content is not checked. The file is only read
         #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "point", "choice", "keep"])]
-        #[arg(conflicts_with_all = ["mapping", "data_checksum", "deferred"])]
+        #[arg(conflicts_with_all = ["mapping", "data_checksum", "log_unit_bytes", "deferred"])]
         image: Option<PathBuf>,
         /// The seed of the search
         #[arg(long, default_value_t = 1)]
@@ -82,6 +82,9 @@ struct Pools {
     /// Pools whose data carries checksums
     #[arg(long)]
     data_checksum: bool,
+    /// Pools whose page logs have units of this many bytes, as larger pools have
+    #[arg(long)]
+    log_unit_bytes: Option<u32>,
     /// Pools whose operations are durable after a sync, as with durability=fsync
     #[arg(long)]
     deferred: bool,
@@ -166,6 +169,7 @@ fn replay_image(path: &Path, seed: u64) -> Result<String, String> {
 fn variants(pools: &Pools) -> impl Iterator<Item = Variant> {
     let &Pools {
         data_checksum,
+        log_unit_bytes,
         deferred,
         ..
     } = pools;
@@ -173,6 +177,7 @@ fn variants(pools: &Pools) -> impl Iterator<Item = Variant> {
         omission: None,
         mapping,
         data_checksum,
+        log_unit_bytes,
         deferred,
     })
 }

@@ -63,6 +63,7 @@ fn options(variant: Variant, workload: &Workload) -> MkfsOptions {
     MkfsOptions::default()
         .mapping(variant.mapping)
         .data_checksum(variant.data_checksum)
+        .log_unit_bytes(variant.log_unit_bytes)
         .inodes(workload.inodes)
         .rings(2)
         .seed(42)

@@ -88,6 +88,7 @@ impl Mistake {
             mapping,
             // One mistake can be made only there.
             data_checksum: self.bug == Some(Bug::MergedSumLate),
+            log_unit_bytes: None,
             deferred: self.is_deferred,
             omission: self.omission,
         };

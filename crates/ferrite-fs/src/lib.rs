@@ -45,7 +45,7 @@ pub use audit::fsck::{fsck, fsck_with};
 pub use audit::owner::{MAYBE_COPIED, disown, may_be_live_copy};
 pub use audit::repair::{repair, repair_with};
 pub use audit::rewrite;
-pub use engine::{Engine, create, create_telling, identify, is_clean, mkfs};
+pub use engine::{Engine, create, create_telling, grow, identify, is_clean, mkfs};
 pub use error::EngineError;
 pub use ferrite_pm::Durability;
 pub use format::layout::{self, Superblock};

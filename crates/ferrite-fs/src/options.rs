@@ -36,7 +36,7 @@ pub struct Owner {
 pub struct MkfsOptions {
     /// Mapping structure.
     pub mapping: Mapping,
-    /// Number of inodes; by default one for every 16 KiB.
+    /// Number of inodes; by default one for every 16 KiB, in pools of 1 TiB and more one for every 64 KiB.
     pub inodes: Option<u64>,
     /// Number of names; by default two per inode.
     pub names: Option<u64>,
@@ -52,6 +52,10 @@ pub struct MkfsOptions {
     pub data_checksum: bool,
     /// All space is written, and not only allocated.
     pub write_zeros: bool,
+    /// No space is allocated beforehand.
+    pub sparse: bool,
+    /// Size of the units of page logs; by default as small as the pool's size allows.
+    pub log_unit_bytes: Option<u32>,
 }
 
 impl MkfsOptions {
@@ -62,7 +66,7 @@ impl MkfsOptions {
         self
     }
 
-    /// How many inodes; by default one for every 16 KiB of the pool.
+    /// How many inodes; by default one for every 16 KiB of the pool, in pools of 1 TiB and more for every 64 KiB.
     #[must_use]
     pub fn inodes(mut self, inodes: impl Into<Option<u64>>) -> MkfsOptions {
         self.inodes = inodes.into();
@@ -117,6 +121,23 @@ impl MkfsOptions {
     #[must_use]
     pub fn write_zeros(mut self, write_zeros: bool) -> MkfsOptions {
         self.write_zeros = write_zeros;
+        self
+    }
+
+    /// Whether a file gets its space only where it is written to; by default all of it is allocated. When its file
+    /// system is full, the pool fails as a broken medium does, and not with "no space left".
+    #[must_use]
+    pub fn sparse(mut self, sparse: bool) -> MkfsOptions {
+        self.sparse = sparse;
+        self
+    }
+
+    /// Size in bytes of the units of page logs: 64, 128, 256, 512, 1024, or 4096 for a pool without logs. By default
+    /// the smallest with which a page's word can number all units: 64 up to 2 TiB, 256 up to 4 TiB, 1024 up to 8 TiB,
+    /// and no logs above that.
+    #[must_use]
+    pub fn log_unit_bytes(mut self, log_unit_bytes: impl Into<Option<u32>>) -> MkfsOptions {
+        self.log_unit_bytes = log_unit_bytes.into();
         self
     }
 }
@@ -442,6 +463,9 @@ pub struct PoolInfo {
     pub pages: u64,
     /// Pages that have a log.
     pub logged_pages: u64,
+    /// Size of the units of page logs; that of a block if pages have none.
+    #[serde(default)]
+    pub log_unit_bytes: u64,
     /// Bytes of the logs' segments, including those that threads hold ready.
     pub log_bytes: u64,
     /// Blocks that contain those segments.
@@ -549,8 +573,8 @@ pub struct PageDump {
 /// An entry of a page log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntryDump {
-    /// Where it ends: the pool offset of the 64 bytes that hold its trailer, divided by 64.
-    pub unit: u32,
+    /// The unit that holds its trailer: its pool offset, divided by the size of the pool's units.
+    pub unit: u64,
     /// Offset in the page of its data.
     pub offset: u16,
     /// Length of its range.
@@ -558,7 +582,7 @@ pub struct EntryDump {
     /// Its range reads as zeros.
     pub zeros: bool,
     /// Unit of the header of its segment.
-    pub segment: u32,
+    pub segment: u64,
 }
 
 /// Options of a check or repair.

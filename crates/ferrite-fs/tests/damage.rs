@@ -510,7 +510,7 @@ fn damaged_attributes() {
 fn a_damaged_inode_that_names_a_log_as_its_attributes() {
     on_every_mapping(&[LABELLED], Told::Writable, |pool| {
         let at = pool.inode(LABELLED) + 80;
-        let log = u64::from(pool.files["other-8"].pages[0].entries[0].segment / 64);
+        let log = pool.files["other-8"].pages[0].entries[0].segment / 64;
         vec![(at, pool.word(at) >> 32 << 32 | log)]
     });
 }

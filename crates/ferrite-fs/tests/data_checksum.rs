@@ -357,7 +357,7 @@ fn a_flipped_bit_of_a_log_gives_no_wrong_data() {
             .filter(|entry| entry.segment == segment)
             .map(|entry| entry.unit)
             .max();
-        let bits = u64::from(segment) * 64 * 8..(u64::from(newest.unwrap()) + 1) * 64 * 8;
+        let bits = segment * 64 * 8..(newest.unwrap() + 1) * 64 * 8;
         for bit in bits.step_by(3) {
             let image = pool.damaged(|image| image[bit as usize / 8] ^= 1 << (bit % 8));
             if let Ok(engine) = Engine::mount(Region::from_image(&image).unwrap(), &quiet()) {

@@ -22,6 +22,7 @@ mod fuzz_corpus;
 mod golden;
 mod growth;
 mod journal;
+mod large_pools;
 mod limits;
 mod loops;
 mod merge_model;

@@ -307,9 +307,9 @@ fn fsck_names_what_is_wrong_with_a_log() {
     assert!(check(&sound).is_empty());
     let newest = &entries[0];
     let flips = [
-        (u64::from(newest.unit) * 64 + 20, "wrong checksum"),
-        (u64::from(newest.segment) * 64 + 16, "another page's"),
-        (u64::from(newest.segment) * 64 + 1, "is followed by"),
+        (newest.unit * 64 + 20, "wrong checksum"),
+        (newest.segment * 64 + 16, "another page's"),
+        (newest.segment * 64 + 1, "is followed by"),
     ];
     for (offset, expected) in flips {
         let mut image = sound.clone();

@@ -43,6 +43,10 @@ fn size_for(case: &Case) -> &'static Size {
     if case.is_large() { &LARGE } else { &MEDIUM }
 }
 
+/// Sizes that units of page logs may have, each for the mapping of that number: pools with them have words that are
+/// divided elsewhere than in the middle.
+const LOG_UNITS_BYTES: [u32; Mapping::ALL.len()] = [64, 128, 256, 512, 1024];
+
 /// A mounted pool in its own file.
 struct PmEngine {
     /// `None` only during a remount.
@@ -109,7 +113,8 @@ fn make_engine_in(
     let options = MkfsOptions::default()
         .mapping(mapping)
         .inodes(size.inodes)
-        .data_checksum(data_checksum);
+        .data_checksum(data_checksum)
+        .log_unit_bytes(data_checksum.then(|| LOG_UNITS_BYTES[mapping as usize]));
     let region = if dir.starts_with("/dev/shm") {
         // A file with holes: memory for all of it would be found and freed for each case.
         let file = File::options().write(true).open(&path).unwrap();
@@ -248,7 +253,8 @@ fn random_operations() {
     });
 }
 
-/// The same where data carries checksums, each of which must be right in the end.
+/// The same where data carries checksums, each of which must be right in the end, and with the log units of larger
+/// pools.
 #[test]
 fn suites_with_data_checksums() {
     let soak = std::env::var_os("FERRITE_SOAK").is_some();

@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use crate::error::LabError;
 use crate::measure::{Cold, time};
-use crate::pool::{INODES, Pool, PoolPlan};
+use crate::pool::{INODES, Pool, PoolPlan, page_of};
 use crate::structure::Structure;
 use crate::tx::LabTx;
 use ferrite_measure::{Rng, mean, median, p99};
@@ -330,7 +330,7 @@ impl Aged {
                     for &lblk in pages {
                         let word = pool.map.remove(tx, PageId::from_raw(file.ino, lblk))?;
                         if !word.is_hole() {
-                            tx.freed(Resource::Block(word.page()));
+                            tx.freed(Resource::Block(page_of(word)));
                             removed += 1;
                         }
                     }
@@ -463,7 +463,7 @@ impl Aged {
             pool.change(0, |tx| {
                 let mut counting = Counting { tx, lines: Vec::new() };
                 let block = pool.map.alloc_page(&mut counting, page)?;
-                pool.map.insert(&mut counting, page, PageWord::new(block, 0))?;
+                pool.map.insert(&mut counting, page, PageWord::of_block(block))?;
                 Ok(counting.lines.len())
             })
         })?;

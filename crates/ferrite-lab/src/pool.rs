@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ferrite_map::{BlockNo, Geometry, MapError, PageId, PageWord, Resource, TransCache};
+use ferrite_map::{BlockNo, Geometry, MapError, PageId, PageWord, Resource, TransCache, WordLayout};
 use ferrite_pm::Region;
 use parking_lot::Mutex;
 
@@ -26,6 +26,14 @@ pub(crate) const INODES: u32 = 1 << 14;
 const FILL_PAGES: u32 = 64;
 /// Attempts to make space in a full mapping for one change.
 const SPACE_TRIES: u32 = 1000;
+
+/// Where the pools divide page words.
+const WORDS: WordLayout = WordLayout::HALVES;
+
+/// The block of a page.
+pub(crate) fn page_of(word: PageWord) -> BlockNo {
+    WORDS.page(word)
+}
 
 /// The parameters of a pool.
 #[derive(Debug, Clone, Copy)]
@@ -128,6 +136,7 @@ impl Pool {
             seed: plan.seed,
             // The papers' tables are filled to 95 %, where keys lie anywhere.
             keys_in_reach: false,
+            words: WORDS,
         };
         let map = structure.open(Arc::clone(&region), geometry);
         map.load(1, &|_| {}).map_err(|source| LabError::Map {
@@ -232,7 +241,7 @@ impl Pool {
             for lblk in lblk..lblk + count {
                 let block = self.map.alloc_page(tx, PageId::from_raw(ino, lblk))?;
                 self.map
-                    .insert(tx, PageId::from_raw(ino, lblk), PageWord::new(block, 0))?;
+                    .insert(tx, PageId::from_raw(ino, lblk), PageWord::of_block(block))?;
             }
             Ok(())
         })
@@ -245,7 +254,7 @@ impl Pool {
             for lblk in lblk..lblk + count {
                 let word = self.map.remove(tx, PageId::from_raw(ino, lblk))?;
                 if !word.is_hole() {
-                    ferrite_map::MapTx::freed(tx, Resource::Block(word.page()));
+                    ferrite_map::MapTx::freed(tx, Resource::Block(page_of(word)));
                     removed += 1;
                 }
             }
@@ -269,7 +278,7 @@ impl Pool {
                     for lblk in (at..end.min(at + FILL_PAGES)).filter(|&lblk| wanted(lblk)) {
                         let block = self.map.alloc_page(tx, PageId::from_raw(ino, lblk))?;
                         self.map
-                            .insert(tx, PageId::from_raw(ino, lblk), PageWord::new(block, 0))?;
+                            .insert(tx, PageId::from_raw(ino, lblk), PageWord::of_block(block))?;
                     }
                     Ok(())
                 })
@@ -317,7 +326,7 @@ impl Pool {
     /// Share of the pages `first + 1 .. end` that directly follow their predecessor.
     pub(crate) fn layout_score(&self, ino: u32, end: u32) -> f64 {
         let blocks: Vec<BlockNo> = (0..end)
-            .map(|lblk| self.map.get(PageId::from_raw(ino, lblk)).page())
+            .map(|lblk| page_of(self.map.get(PageId::from_raw(ino, lblk))))
             .collect();
         let behind = blocks
             .windows(2)

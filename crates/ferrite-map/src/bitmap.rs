@@ -5,7 +5,7 @@
 
 use ferrite_pm::{line_trace, prefetch_to_store};
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, zeroed};
 
 const WORD_BITS: u64 = 64;
 
@@ -13,6 +13,9 @@ const WORD_BITS: u64 = 64;
 #[derive(Debug)]
 pub struct AtomicBitmap {
     words: Box<[AtomicU64]>,
+    /// Bits that are never free, in every word; not stored there, so that a word that was never touched is zero and
+    /// takes no memory.
+    pattern: u64,
     len: u64,
 }
 
@@ -24,9 +27,11 @@ impl AtomicBitmap {
 
     /// `len` bits. Bits set in `pattern`, which repeats every eight bits, are never free.
     pub fn with_pattern(len: u64, pattern: u8) -> Self {
-        let word = u64::from_ne_bytes([pattern; 8]);
-        let words: Box<[AtomicU64]> = (0..len.div_ceil(WORD_BITS)).map(|_| AtomicU64::new(word)).collect();
-        let bitmap = AtomicBitmap { words, len };
+        let bitmap = AtomicBitmap {
+            words: zeroed(len.div_ceil(WORD_BITS) as usize),
+            pattern: u64::from_ne_bytes([pattern; 8]),
+            len,
+        };
         // The bits after the last are never free, so word-wise scans need no special case.
         if !len.is_multiple_of(WORD_BITS) {
             bitmap.words[(len / WORD_BITS) as usize].fetch_or(u64::MAX << (len % WORD_BITS), Ordering::Relaxed);
@@ -49,7 +54,7 @@ impl AtomicBitmap {
     #[inline]
     pub fn is_set(&self, index: u64) -> bool {
         let (word, bit) = self.word(index);
-        word.load(Ordering::Acquire) & bit != 0
+        (word.load(Ordering::Acquire) | self.pattern) & bit != 0
     }
 
     /// Sets bit `index`; true if it was free and now belongs to the caller. Sequentially consistent, as
@@ -58,7 +63,7 @@ impl AtomicBitmap {
     pub fn claim(&self, index: u64) -> bool {
         let (word, bit) = self.word(index);
         line_trace::line("free maps", word);
-        word.fetch_or(bit, Ordering::SeqCst) & bit == 0
+        (word.fetch_or(bit, Ordering::SeqCst) | self.pattern) & bit == 0
     }
 
     /// Sets bit `index`, whether or not it was set before.
@@ -89,7 +94,8 @@ impl AtomicBitmap {
     #[inline]
     pub fn octet(&self, group: u64) -> u8 {
         let index = group * 8;
-        (self.words[(index / WORD_BITS) as usize].load(Ordering::SeqCst) >> (index % WORD_BITS)) as u8
+        let word = self.words[(index / WORD_BITS) as usize].load(Ordering::SeqCst) | self.pattern;
+        (word >> (index % WORD_BITS)) as u8
     }
 
     /// Claims the first free bit at or after `cursor`, wrapping once; `None` if all are set.
@@ -103,7 +109,8 @@ impl AtomicBitmap {
         // The first word is visited twice: first from the cursor on, and last for the bits before it.
         for step in 0..=count {
             let at = (first + step) % count;
-            let hidden = if step == 0 { (1 << (start % WORD_BITS)) - 1 } else { 0 };
+            let behind = if step == 0 { (1 << (start % WORD_BITS)) - 1 } else { 0 };
+            let hidden = behind | self.pattern;
             let word = &self.words[at];
             let mut seen = word.load(Ordering::Acquire);
             while seen | hidden != u64::MAX {
@@ -126,7 +133,7 @@ impl AtomicBitmap {
         let first = cursor.div_ceil(WORD_BITS);
         (first..first + tries.min(count))
             .map(|at| at % count.max(1))
-            .find(|&at| self.words[at as usize].load(Ordering::Relaxed) == 0)
+            .find(|&at| self.words[at as usize].load(Ordering::Relaxed) | self.pattern == 0)
             .map(|at| at * WORD_BITS)
     }
 
@@ -135,7 +142,7 @@ impl AtomicBitmap {
         let ones: u64 = self
             .words
             .iter()
-            .map(|word| u64::from(word.load(Ordering::Relaxed).count_ones()))
+            .map(|word| u64::from((word.load(Ordering::Relaxed) | self.pattern).count_ones()))
             .sum();
         ones - (self.words.len() as u64 * WORD_BITS - self.len)
     }

@@ -13,7 +13,7 @@
 use crossbeam_utils::CachePadded;
 use ferrite_pm::{line_trace, prefetch};
 
-use crate::sync::{AtomicU8, AtomicU64, Ordering, spin_loop};
+use crate::sync::{AtomicU8, AtomicU64, Ordering, spin_loop, zeroed};
 
 /// Means: anywhere in the table.
 const FULL: u8 = u8::MAX;
@@ -44,7 +44,7 @@ impl Bounds {
     /// For a table of `lines` lines without keys.
     pub fn new(lines: usize) -> Self {
         Bounds {
-            bytes: (0..lines).map(|_| AtomicU8::new(0)).collect(),
+            bytes: zeroed(lines),
             lowering: (0..ANNOUNCEMENTS).map(|_| CachePadded::default()).collect(),
         }
     }

@@ -26,10 +26,10 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ferrite_pm::{LINE_BYTES, Region};
+use ferrite_pm::{LINE_BYTES, Region, WrittenEntries};
 
 use crate::bitmap::AtomicBitmap;
-use crate::load;
+use crate::load::{self, Table};
 use crate::move_lock::MoveLock;
 use crate::simd::{self, Level};
 use crate::{
@@ -289,6 +289,12 @@ impl Cuckoo {
         })
     }
 
+    /// The buckets, except in parts of a sparse pool where nothing was ever stored.
+    fn written_buckets(&self) -> WrittenEntries<'_> {
+        self.region
+            .written_entries(self.geometry.area_offset, 0..self.buckets, BUCKET_BYTES)
+    }
+
     /// The entries of a bucket. Call only while nothing moves.
     fn entries(&self, bucket: u64) -> impl Iterator<Item = MapEntry> + use<> {
         let entries = self.move_lock.steady(|| {
@@ -300,7 +306,7 @@ impl Cuckoo {
     /// The defect of the entry at `slot`, if any, examined alone.
     fn fault_of(&self, entry: &MapEntry) -> Option<String> {
         let MapEntry { ino, lblk, word, slot } = *entry;
-        let page = word.page();
+        let page = self.geometry.page(word);
         if ino == Inum::NONE || ino.get() >= self.geometry.inodes || !self.geometry.is_data_block(page) {
             return Some(format!("slot {slot} maps page {lblk} of inode {ino} to block {page}"));
         }
@@ -435,7 +441,7 @@ impl Cuckoo {
         let moves = || self.move_lock.steady(|| self.moves.count());
         let before = moves();
         let mut seen = Vec::new();
-        for bucket in 0..self.buckets {
+        for bucket in self.written_buckets() {
             for entry in self.entries(bucket).filter(wanted) {
                 if self.moves.count() != before {
                     return self.walk_rest(&wanted, seen, visit);
@@ -457,7 +463,8 @@ impl Cuckoo {
         // Nothing moves while this thread holds the lock, so a thread that gets here holds none.
         let shared = self.move_lock.lock_shared();
         let seen: HashSet<Lblk> = seen.into_iter().collect();
-        let rest: Vec<MapEntry> = (0..self.buckets)
+        let rest: Vec<MapEntry> = self
+            .written_buckets()
             .flat_map(|bucket| self.entries(bucket))
             .filter(|entry| wanted(entry) && !seen.contains(&entry.lblk))
             .collect();
@@ -544,7 +551,7 @@ impl FileMap for Cuckoo {
         let behind = lblk
             .checked_previous()
             .and_then(|before| self.find_in(tx, PageId::new(ino, before).key()))
-            .map(|slot| PageWord(tx.word(self.word_offset(slot))).page())
+            .map(|slot| self.geometry.page(PageWord(tx.word(self.word_offset(slot)))))
             .and_then(|block| block.checked_next());
         match behind {
             Some(block) if tx.claim_block(block) => Ok(block),
@@ -582,7 +589,7 @@ impl FileMap for Cuckoo {
         let slot = self
             .find(PageId::new(ino, lblk).key())
             .filter(|&slot| self.word(slot) == old)?;
-        if old.log() == 0 && View::stored(self).run_of(PageId::new(ino, lblk), slot, true).is_some() {
+        if old.is_plain() && View::stored(self).run_of(PageId::new(ino, lblk), slot, true).is_some() {
             return None;
         }
         let offset = self.word_offset(slot);
@@ -608,14 +615,18 @@ impl FileMap for Cuckoo {
     }
 
     fn load(&self, threads: usize, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {
-        load::each(threads, self.buckets, LOAD_CHUNK, |bucket| {
+        let table = Table::of(&self.region, self.geometry.area_offset, BUCKET_BYTES);
+        load::each_written(threads, table, self.buckets, LOAD_CHUNK, |bucket| {
             self.load_bucket(bucket, visit)
         })
     }
 
     /// Entries that move meanwhile may be missed or visited twice.
     fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool) {
-        let _ = (0..self.buckets).flat_map(|bucket| self.entries(bucket)).all(visit);
+        let _ = self
+            .written_buckets()
+            .flat_map(|bucket| self.entries(bucket))
+            .all(visit);
     }
 
     fn for_range(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {

@@ -47,7 +47,7 @@ use std::sync::Arc;
 use ferrite_pm::Region;
 
 use crate::bitmap::AtomicBitmap;
-use crate::load;
+use crate::load::{self, Table};
 use crate::simd::Level;
 use crate::{
     BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageWord, SlotNo,
@@ -269,7 +269,7 @@ impl ExtentTree {
         self.walk_runs(ino, at, end, &mut |first, pages| {
             (0..pages).all(|distance| {
                 let lblk = u64::from(first.lblk) + distance;
-                let entry = entry(ino, lblk, word_behind(first.word, distance));
+                let entry = self.entry(ino, lblk, word_behind(first.word, distance));
                 entry.word.is_hole() || visit(entry)
             })
         })
@@ -289,7 +289,7 @@ impl ExtentTree {
             if run.found.is_some() {
                 // A damaged length may claim billions of pages; no sound one claims more than there are blocks.
                 let pages = (run_end - at).min(u64::from(self.geometry.blocks));
-                if !visit(entry(ino, at, run.word), pages) {
+                if !visit(self.entry(ino, at, run.word), pages) {
                     return ControlFlow::Break(());
                 }
             }
@@ -313,15 +313,19 @@ impl ExtentTree {
             }
         }
     }
-}
 
-/// A page as iteration shows it. Pages have no slots here, so the number for diagnosis is the page's block.
-fn entry(ino: Inum, lblk: u64, word: PageWord) -> MapEntry {
-    MapEntry {
-        ino,
-        lblk: Lblk::new(lblk as u32),
-        word,
-        slot: SlotNo::new(word.page().get()),
+    fn root_word_offset(&self, ino: Inum) -> u64 {
+        self.geometry.area_offset + u64::from(ino) * 8
+    }
+
+    /// A page as iteration shows it. Pages have no slots here, so the number for diagnosis is the page's block.
+    fn entry(&self, ino: Inum, lblk: u64, word: PageWord) -> MapEntry {
+        MapEntry {
+            ino,
+            lblk: Lblk::new(lblk as u32),
+            word,
+            slot: SlotNo::new(self.geometry.page(word).get()),
+        }
     }
 }
 
@@ -370,8 +374,8 @@ impl FileMap for ExtentTree {
         // The block that would make the page part of the extent before it.
         let before = lblk.checked_previous().map(|before| self.word_in(tx, ino, before));
         if let Some(word) = before
-            && word.page() != BlockNo::NONE
-            && let Some(next) = word.page().checked_next()
+            && self.geometry.page(word) != BlockNo::NONE
+            && let Some(next) = self.geometry.page(word).checked_next()
             && tx.claim_block(next)
         {
             return Ok(next);
@@ -413,10 +417,11 @@ impl FileMap for ExtentTree {
         // Repair may have cut off nodes without clearing their headers.
         self.cursors.end_epoch();
         let seen = AtomicBitmap::new(u64::from(self.geometry.blocks));
-        load::each(threads, self.geometry.slots, LOAD_CHUNK, |ino| {
+        let table = Table::of(&self.region, self.geometry.area_offset, 8);
+        load::each_written(threads, table, self.geometry.slots, LOAD_CHUNK, |ino| {
             let mut damage = Ok(());
             self.check_inodes(
-                ino..ino + 1,
+                std::iter::once(Inum::new(ino as u32)),
                 &seen,
                 &mut |entry| visit(entry),
                 &mut |_| {},
@@ -429,9 +434,11 @@ impl FileMap for ExtentTree {
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool) {
-        let _ = (0..self.geometry.slots)
-            .filter(|index| self.region.load(self.geometry.area_offset + index * 8) != 0)
-            .try_for_each(|ino| self.walk_range(Inum::new(ino as u32), 0, PAGES_END, visit));
+        let _ = self
+            .geometry
+            .written_inums(&self.region)
+            .filter(|&ino| self.region.load(self.root_word_offset(ino)) != 0)
+            .try_for_each(|ino| self.walk_range(ino, 0, PAGES_END, visit));
     }
 
     fn for_range(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
@@ -448,15 +455,16 @@ impl FileMap for ExtentTree {
 
     fn check(&self, visit: &mut dyn FnMut(MapEntry), node: &mut dyn FnMut(BlockNo), broken: &mut dyn FnMut(Broken)) {
         let seen = AtomicBitmap::new(u64::from(self.geometry.blocks));
-        self.check_inodes(0..self.geometry.slots, &seen, visit, node, broken);
+        let inums = self.geometry.written_inums(&self.region);
+        self.check_inodes(inums, &seen, visit, node, broken);
     }
 
     fn for_each_node(&self, visit: &mut dyn FnMut(BlockNo, Inum)) {
-        for ino in 0..self.geometry.slots {
-            let root = self.region.load(self.geometry.area_offset + ino * 8);
+        for ino in self.geometry.written_inums(&self.region) {
+            let root = self.region.load(self.root_word_offset(ino));
             if let Some((block, height)) = Self::root_of(root) {
                 let root = NodeId {
-                    ino: Inum::new(ino as u32),
+                    ino,
                     block,
                     level: height - 1,
                 };

@@ -3,7 +3,7 @@
 //! Contents: [`Gather`], for structures that find words in lines, one page each, and implement
 //! [`crate::FileMap::for_runs`] themselves. A line that continues the run before it costs a comparison of its words.
 
-use crate::{Inum, Lblk, MapEntry, PageWord, SlotNo};
+use crate::{Inum, Lblk, MapEntry, PageWord, SlotNo, WordLayout};
 
 /// The visitor of a walk by runs.
 pub(crate) type Visit<'v> = &'v mut dyn FnMut(MapEntry, u64) -> bool;
@@ -18,11 +18,11 @@ struct Open {
 }
 
 impl Open {
-    fn new(entry: MapEntry) -> Open {
+    fn new(entry: MapEntry, layout: WordLayout) -> Open {
         Open {
             entry,
             pages: 1,
-            pages_max: u64::from(u32::MAX - entry.word.page().get()) + 1,
+            pages_max: (1u64 << layout.page_bits()).saturating_sub(u64::from(layout.page(entry.word))),
         }
     }
 
@@ -42,13 +42,19 @@ impl Open {
 /// Gathers pages of one inode, in ascending order.
 pub(crate) struct Gather<'v> {
     ino: Inum,
+    layout: WordLayout,
     open: Option<Open>,
     visit: Visit<'v>,
 }
 
 impl<'v> Gather<'v> {
-    pub(crate) fn new(ino: Inum, visit: Visit<'v>) -> Self {
-        Gather { ino, open: None, visit }
+    pub(crate) fn new(ino: Inum, layout: WordLayout, visit: Visit<'v>) -> Self {
+        Gather {
+            ino,
+            layout,
+            open: None,
+            visit,
+        }
     }
 
     /// Takes the pages from `at` on, which lie in slots from `slot` on; skips holes among them. False if the visitor
@@ -76,7 +82,7 @@ impl<'v> Gather<'v> {
                         word: PageWord(*word),
                         slot: SlotNo::new(slot.get().wrapping_add(index)),
                     };
-                    let ended = open.replace(Open::new(entry));
+                    let ended = open.replace(Open::new(entry, self.layout));
                     if ended.is_some_and(|ended| !(self.visit)(ended.entry, ended.pages)) {
                         self.open = None;
                         return false;
@@ -101,12 +107,16 @@ mod tests {
     use crate::BlockNo;
 
     fn runs(lines: &[(u64, &[PageWord])], most: usize) -> Vec<(u32, PageWord, u64)> {
+        runs_in(WordLayout::HALVES, lines, most)
+    }
+
+    fn runs_in(layout: WordLayout, lines: &[(u64, &[PageWord])], most: usize) -> Vec<(u32, PageWord, u64)> {
         let mut seen = Vec::new();
         let visit: Visit<'_> = &mut |entry, pages| {
             seen.push((entry.lblk.get(), entry.word, pages));
             seen.len() < most
         };
-        let mut gather = Gather::new(Inum::new(3), visit);
+        let mut gather = Gather::new(Inum::new(3), layout, visit);
         let goes_on = lines.iter().all(|(at, words)| {
             let words: Vec<u64> = words.iter().map(|word| word.0).collect();
             gather.take(*at, &words, SlotNo::new(0))
@@ -117,8 +127,11 @@ mod tests {
         seen
     }
 
-    fn word(block: u32, log: u32) -> PageWord {
-        PageWord::new(BlockNo::new(block), log)
+    fn word(block: u32, log: u64) -> PageWord {
+        match log {
+            0 => PageWord::of_block(BlockNo::new(block)),
+            log => WordLayout::HALVES.logged(BlockNo::new(block), log),
+        }
     }
 
     #[test]
@@ -139,7 +152,7 @@ mod tests {
         );
     }
 
-    /// The log half does not continue the last block.
+    /// The log does not continue the last block.
     #[test]
     fn block_numbers_end() {
         let last = [word(u32::MAX - 1, 1), word(u32::MAX, 1)];
@@ -148,6 +161,18 @@ mod tests {
         assert_eq!(
             runs(&[(0, &last), (2, &behind)], 9),
             [(0, last[0], 2), (2, behind[0], 2)]
+        );
+    }
+
+    #[test]
+    fn block_numbers_end_where_the_word_is_divided() {
+        let layout = WordLayout::new(29).unwrap();
+        let last = layout.logged(BlockNo::new((1 << 29) - 1), 9);
+        let behind = layout.logged(BlockNo::new(0), 10);
+        assert_eq!(behind.0, last.0 + 1);
+        assert_eq!(
+            runs_in(layout, &[(0, &[last]), (1, &[behind])], 9),
+            [(0, last, 1), (1, behind, 1)]
         );
     }
 

@@ -25,7 +25,7 @@ use ferrite_pm::{LINE_BYTES, Region, line_trace};
 
 use crate::bitmap::AtomicBitmap;
 use crate::bounds::Bounds;
-use crate::load;
+use crate::load::{self, Table};
 use crate::simd::{self, Level};
 use crate::{
     Affected, BlockNo, Broken, FileMap, Geometry, HashedKeys, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId,
@@ -237,6 +237,13 @@ impl HashFs {
         })
     }
 
+    /// The slots, except in parts of a sparse pool where nothing was ever stored.
+    fn written_slots(&self) -> impl Iterator<Item = u64> + use<'_> {
+        self.region
+            .written_entries(self.geometry.area_offset, 0..self.buckets, BUCKET_BYTES)
+            .flat_map(|bucket| bucket * BUCKET_SLOTS..(bucket + 1) * BUCKET_SLOTS)
+    }
+
     fn load_bucket(&self, bucket: u64, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {
         let mut result = Ok(());
         for (index, key) in self.keys(bucket).iter().enumerate() {
@@ -250,8 +257,8 @@ impl HashFs {
             self.bounds
                 .raise(home as usize, self.wrap(bucket + self.buckets - home));
             let (PageId { ino, lblk }, word) = (PageId::of_key(key), self.word(slot));
-            if ino == Inum::NONE || !self.geometry.is_data_block(word.page()) {
-                let page = word.page();
+            let page = self.geometry.page(word);
+            if ino == Inum::NONE || !self.geometry.is_data_block(page) {
                 let what = format!("slot {slot} maps page {lblk} of inode {ino} to block {page}, which holds no data");
                 result = Err(MapError::Damaged(what));
                 continue;
@@ -458,13 +465,14 @@ impl FileMap for HashFs {
     }
 
     fn load(&self, threads: usize, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {
-        load::each(threads, self.buckets, LOAD_CHUNK, |bucket| {
+        let table = Table::of(&self.region, self.geometry.area_offset, BUCKET_BYTES);
+        load::each_written(threads, table, self.buckets, LOAD_CHUNK, |bucket| {
             self.load_bucket(bucket, visit)
         })
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool) {
-        let _ = (0..self.geometry.slots).filter_map(|slot| self.entry(slot)).all(visit);
+        let _ = self.written_slots().filter_map(|slot| self.entry(slot)).all(visit);
     }
 
     fn for_range(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
@@ -495,11 +503,11 @@ impl FileMap for HashFs {
     }
 
     fn check(&self, visit: &mut dyn FnMut(MapEntry), _node: &mut dyn FnMut(BlockNo), broken: &mut dyn FnMut(Broken)) {
-        for slot in 0..self.geometry.slots {
+        for slot in self.written_slots() {
             let Some(entry) = self.entry(slot) else { continue };
             let MapEntry { ino, lblk, word, .. } = entry;
-            if ino == Inum::NONE || ino.get() >= self.geometry.inodes || !self.geometry.is_data_block(word.page()) {
-                let page = word.page();
+            let page = self.geometry.page(word);
+            if ino == Inum::NONE || ino.get() >= self.geometry.inodes || !self.geometry.is_data_block(page) {
                 broken(Broken {
                     affected: Affected::Nothing,
                     what: format!("slot {slot} maps page {lblk} of inode {ino} to block {page}"),
@@ -536,7 +544,7 @@ impl FileMap for HashFs {
 
 impl HashedKeys for HashFs {
     fn at_home(&self, entry: &MapEntry) -> bool {
-        self.own_block(u64::from(entry.slot)) == Some(entry.word.page())
+        self.own_block(u64::from(entry.slot)) == Some(self.geometry.page(entry.word))
     }
 
     fn is_out_of_reach(&self, page: PageId, slot: SlotNo) -> bool {

@@ -357,8 +357,9 @@ impl Leaf {
         if mapped().next().is_none() {
             return Some((format!("{at}: maps nothing"), whole));
         }
-        let index = mapped().find(|&index| !self.geometry.is_data_block(word(index).page()))?;
-        let what = format!("{at}: names block {}, which holds no data", word(index).page());
+        let page = |index| self.geometry.page(word(index));
+        let index = mapped().find(|&index| !self.geometry.is_data_block(page(index)))?;
+        let what = format!("{at}: names block {}, which holds no data", page(index));
         let is_last = mapped().count() == 1;
         let cleared = if is_last {
             whole
@@ -442,7 +443,8 @@ impl FileMap for Leaf {
     }
 
     fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<BlockNo, MapError> {
-        let neighbour = |lblk: Option<Lblk>| lblk.map_or(BlockNo::NONE, |lblk| self.word_in(tx, ino, lblk).page());
+        let neighbour =
+            |lblk: Option<Lblk>| lblk.map_or(BlockNo::NONE, |lblk| self.geometry.page(self.word_in(tx, ino, lblk)));
         let (before, behind) = (neighbour(lblk.checked_previous()), neighbour(lblk.checked_next()));
         // Where the run would continue. A page overwritten twice returns to its old block.
         for block in [before.checked_next(), behind.checked_previous()].into_iter().flatten() {
@@ -525,14 +527,16 @@ impl FileMap for Leaf {
             .stored_active()
             .ok_or_else(|| MapError::Damaged("the number of active lines".into()))?;
         let lines = self.lines_in_reach(active);
-        let loaded = load::each(threads, lines, LOAD_CHUNK, |line| self.load_line(line, active, visit));
+        let loaded = load::each_written(threads, self.table(), lines, LOAD_CHUNK, |line| {
+            self.load_line(line, active, visit)
+        });
         self.claims[0].store(self.used.count_used() as i64, Ordering::Relaxed);
         self.wants_space.store(self.is_crowded(active), Ordering::Relaxed);
         loaded
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool) {
-        let _ = (0..self.lines_in_reach(self.active())).all(|line| {
+        let _ = self.written_lines(self.lines_in_reach(self.active())).all(|line| {
             let key = self.region.load(self.header_offset(line));
             key == 0 || self.entries(line, key, visit)
         });
@@ -569,7 +573,7 @@ impl FileMap for Leaf {
         // A page in mid-move must not be missed: freeing a file frees what this finds.
         let found = self.move_lock.steady_for(SCANS, || {
             let mut found = Vec::new();
-            for line in 0..self.lines_in_reach(self.active()) {
+            for line in self.written_lines(self.lines_in_reach(self.active())) {
                 let key = self.region.load(self.header_offset(line));
                 if key != 0 && key >> 32 == u64::from(ino) {
                     self.entries(line, key, &mut |entry| {
@@ -611,7 +615,7 @@ impl FileMap for Leaf {
             }
         }
         let mut seen = HashMap::new();
-        for line in 0..self.geometry.slots {
+        for line in self.written_lines(self.geometry.slots) {
             let key = self.region.load(self.header_offset(line));
             let (what, cleared) = match self.fault(line, key, active) {
                 Some(fault) => fault,

@@ -33,57 +33,19 @@ pub mod simd;
 mod sync;
 #[cfg(test)]
 mod testing;
+mod word;
 
 pub use fresh::{FreshNodes, SetLines};
 pub use geometry::Geometry;
 pub use mapping::Mapping;
-pub use numbers::{BlockNo, Inum, Lblk, NameSlotNo, PageId, PageRange, SlotNo, UnitNo};
+pub use numbers::{BLOCK_BYTES, BlockNo, Inum, Lblk, NameSlotNo, PageId, PageRange, SlotNo};
+pub use word::{PageWord, WordLayout};
 
 use std::sync::atomic::AtomicU64;
 
 use thiserror::Error;
 
 use move_lock::MoveLock;
-
-/// The two 32-bit halves stored for a mapped page; see `docs/format.md`.
-///
-/// `page` (low half) is the number of the block that holds the page, 0 without one (then only a log, or nothing yet).
-/// `log` (high half) names the newest log entry in units of 64 bytes; 0 means no log and [`PageWord::UNWRITTEN`] a page
-/// that is reserved and reads as zeros. A word of 0 means "not mapped".
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct PageWord(pub u64);
-
-impl PageWord {
-    /// Not mapped: a hole.
-    pub const HOLE: PageWord = PageWord(0);
-    /// Log half of a page that is reserved (`fallocate`) but not written yet.
-    pub const UNWRITTEN: u32 = u32::MAX;
-
-    /// A word from its halves.
-    pub fn new(page: BlockNo, log: u32) -> Self {
-        PageWord(u64::from(page) | u64::from(log) << 32)
-    }
-
-    /// Block number of the page (0: none).
-    pub fn page(self) -> BlockNo {
-        BlockNo::new(self.0 as u32)
-    }
-
-    /// Log half.
-    pub fn log(self) -> u32 {
-        (self.0 >> 32) as u32
-    }
-
-    /// Whether nothing is mapped.
-    pub fn is_hole(self) -> bool {
-        self.0 == 0
-    }
-
-    /// Whether the page is reserved but reads as zeros.
-    pub fn is_unwritten(self) -> bool {
-        self.log() == Self::UNWRITTEN
-    }
-}
 
 /// A resource other than words that an operation claims or frees. A claimed one returns to its free map when the
 /// operation is abandoned, a freed one once no replay can name it any more. Resources released together are released in
@@ -99,8 +61,9 @@ pub enum Resource {
     Inode(Inum),
     /// An entry of the name table.
     NameSlot(NameSlotNo),
-    /// A segment of page logs, by the unit of its header.
-    LogSegment(UnitNo),
+    /// A segment of page logs, by its block, and the index of its first unit there. Not by the number of that unit,
+    /// with which each resource would take twice the space.
+    LogSegment(BlockNo, u8),
 }
 
 impl std::fmt::Display for Resource {
@@ -110,7 +73,7 @@ impl std::fmt::Display for Resource {
             Resource::Block(block) => write!(f, "block {block}"),
             Resource::Inode(ino) => write!(f, "inode {ino}"),
             Resource::NameSlot(slot) => write!(f, "entry {slot} of the name table"),
-            Resource::LogSegment(unit) => write!(f, "the log segment at unit {unit}"),
+            Resource::LogSegment(block, index) => write!(f, "the log segment at unit {index} of block {block}"),
         }
     }
 }
@@ -292,7 +255,7 @@ pub trait FileMap: Send + Sync {
     fn for_range(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool);
 
     /// The same by runs, that is, consecutive pages in consecutive blocks: `visit` gets the first page, and the number
-    /// of pages. All log halves are those of the first. Structures that know runs take one step per run. Others report
+    /// of pages. All have the log of the first. Structures that know runs take one step per run. Others report
     /// each page; any structure may. A structure that cannot list a file's pages may look up more of them than
     /// [`Self::walk_worth`]: for ranges of which much is mapped.
     fn for_runs(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry, u64) -> bool) {

@@ -74,6 +74,16 @@ impl Mapping {
         }
     }
 
+    /// Most data blocks that it can map: the numbers of its entries have 32 bits.
+    pub fn blocks_max(self) -> u64 {
+        match self {
+            Mapping::Hashfs | Mapping::Leaf => u64::from(u32::MAX) / 5 * 4,
+            // Of eight numbers, a bucket uses five.
+            Mapping::Cuckoo => u64::from(u32::MAX) / 2,
+            Mapping::Radix | Mapping::Extent => u64::from(u32::MAX),
+        }
+    }
+
     /// Bytes of an area of `slots` entries.
     pub fn area_bytes(self, slots: u64) -> u64 {
         match self {

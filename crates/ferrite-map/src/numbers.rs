@@ -7,7 +7,7 @@
 //! [`Inum::get`] and its like, so that a reader sees it.
 
 /// Size of a block, which a page fills.
-const BLOCK_BYTES: u64 = 4096;
+pub const BLOCK_BYTES: u64 = 4096;
 
 /// A distinct number type, stored in 32 bits.
 macro_rules! number {
@@ -82,11 +82,6 @@ number! {
 number! {
     /// Number of a slot of the name table.
     NameSlotNo
-}
-
-number! {
-    /// Number of a unit of page logs: its offset in the pool divided by 64, as in the log half of a page word.
-    UnitNo
 }
 
 impl SlotNo {

@@ -44,10 +44,10 @@ use crossbeam_utils::CachePadded;
 use ferrite_pm::Region;
 
 use crate::bitmap::AtomicBitmap;
-use crate::load;
+use crate::load::{self, Table};
 use crate::{
-    BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageRange, PageWord,
-    Resource, SlotNo, Slots, TransCache,
+    BLOCK_BYTES, BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId,
+    PageRange, PageWord, Resource, SlotNo, Slots, TransCache,
 };
 
 mod check;
@@ -56,7 +56,6 @@ mod runs;
 
 use check::Check;
 
-const BLOCK_BYTES: u64 = 4096;
 const NODE_WORDS: usize = 512;
 /// Bits of a logical block number that one level resolves.
 const LEVEL_BITS: u32 = 9;
@@ -478,7 +477,7 @@ impl Radix {
             is_new
         };
         self.walk(ino, PageRange::ALL, &mut enter, &mut |entry| {
-            if self.geometry.is_data_block(entry.word.page()) {
+            if self.geometry.is_data_block(self.geometry.page(entry.word)) {
                 visit(entry);
             } else {
                 bad_page = Some(entry);
@@ -490,7 +489,7 @@ impl Radix {
             return Err(MapError::Damaged(what));
         }
         if let Some(MapEntry { lblk, word, .. }) = bad_page {
-            let page = word.page();
+            let page = self.geometry.page(word);
             let what = format!("page {lblk} of inode {ino} is mapped to block {page}, which holds no data");
             return Err(MapError::Damaged(what));
         }
@@ -542,7 +541,7 @@ impl FileMap for Radix {
             None => None,
         };
         let wanted = before
-            .and_then(|(_, word)| word.page().checked_next())
+            .and_then(|(_, word)| self.geometry.page(word).checked_next())
             .filter(|&block| self.geometry.is_data_block(block));
         match wanted {
             Some(block) if tx.claim_block(block) => Ok(block),
@@ -622,14 +621,16 @@ impl FileMap for Radix {
     fn load(&self, threads: usize, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {
         let inodes = self.geometry.slots;
         let nodes = AtomicBitmap::new(u64::from(self.geometry.blocks));
-        load::each(threads, inodes, LOAD_CHUNK, |ino| {
+        let table = Table::of(&self.region, self.geometry.area_offset, 8);
+        load::each_written(threads, table, inodes, LOAD_CHUNK, |ino| {
             self.load_inode(Inum::new(ino as u32), &nodes, visit)
         })
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool) {
         let mut enter = self.bounded();
-        let _ = (0..self.geometry.slots).all(|ino| self.walk(Inum::new(ino as u32), PageRange::ALL, &mut enter, visit));
+        let mut inums = self.geometry.written_inums(&self.region);
+        let _ = inums.all(|ino| self.walk(ino, PageRange::ALL, &mut enter, visit));
     }
 
     /// In order, and without visiting the pages of holes.
@@ -657,7 +658,7 @@ impl FileMap for Radix {
 
     fn for_each_node(&self, visit: &mut dyn FnMut(BlockNo, Inum)) {
         let mut bounded = self.bounded();
-        for ino in (0..self.geometry.slots as u32).map(Inum::new) {
+        for ino in self.geometry.written_inums(&self.region) {
             let mut enter = |at, link: Option<Link>| {
                 let enters = bounded(at, link);
                 if let Some(link) = link.filter(|_| enters) {

@@ -20,6 +20,7 @@ mod machine {
     pub(crate) use crossbeam_utils::sync::{
         ShardedLock as SharedLock, ShardedLockReadGuard as ReadGuard, ShardedLockWriteGuard as WriteGuard,
     };
+    pub(crate) use ferrite_pm::zeroed;
 }
 
 #[cfg(feature = "shuttle")]
@@ -29,4 +30,9 @@ mod model {
     pub(crate) use shuttle::sync::{
         RwLock as SharedLock, RwLockReadGuard as ReadGuard, RwLockWriteGuard as WriteGuard,
     };
+
+    /// Zeros of a table.
+    pub(crate) fn zeroed<T: Default>(len: usize) -> Box<[T]> {
+        std::iter::repeat_with(T::default).take(len).collect()
+    }
 }

@@ -26,11 +26,10 @@ pub(crate) use tx::TestTx;
 
 use crate::bitmap::AtomicBitmap;
 use crate::{
-    BlockNo, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Mapping, PageId, PageWord, Resource, SlotNo,
-    Slots, TransCache,
+    BLOCK_BYTES, BlockNo, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Mapping, PageId, PageWord,
+    Resource, SlotNo, Slots, TransCache, WordLayout,
 };
 
-const BLOCK_BYTES: u64 = 4096;
 /// Where the beds put the mapping's own area: not at 0, so that a forgotten offset shows.
 pub(crate) const AREA_OFFSET: u64 = 3 * BLOCK_BYTES;
 
@@ -39,6 +38,33 @@ pub(crate) type Found = BTreeMap<PageId, MapEntry>;
 
 /// Inodes of the beds' pools.
 pub(crate) const INODES: u32 = 4096;
+
+/// The words of the beds' pools are divided where those of a pool of 2 TiB are: a mapping that took the halves of a
+/// word for its parts would fail.
+pub(crate) const WORDS: WordLayout = WordLayout::new(29).unwrap();
+/// The first unit that a log can have there.
+const FIRST_UNIT: u64 = 64;
+
+/// The block of a page.
+pub(crate) fn page_of(word: PageWord) -> BlockNo {
+    WORDS.page(word)
+}
+
+/// The word of a page in `block` with log number `log`, counted from 1; 0 means none.
+pub(crate) fn word_of(block: BlockNo, log: u32) -> PageWord {
+    match log {
+        0 => PageWord::of_block(block),
+        log => WORDS.logged(block, FIRST_UNIT - 1 + u64::from(log)),
+    }
+}
+
+/// The number of a page's log.
+pub(crate) fn log_of(word: PageWord) -> u32 {
+    match word.has_log() {
+        true => (WORDS.log(word) - FIRST_UNIT + 1) as u32,
+        false => 0,
+    }
+}
 
 /// A mapping that the shared tests can make.
 pub(crate) trait Subject: FileMap + Sized {
@@ -98,6 +124,7 @@ impl<M: Subject> Bed<M> {
             inodes: INODES,
             seed: M::MAPPING.seed_for(seed),
             keys_in_reach: true,
+            words: WORDS,
         };
         let map = M::mount(Arc::clone(&region), geometry);
         map.load(1, &|entry| panic!("{entry:?} in an empty pool"))
@@ -185,7 +212,7 @@ impl<M: Subject> Bed<M> {
     /// Maps a page to a block that the mapping chooses.
     pub(crate) fn insert(&self, ino: u32, lblk: u32) -> Result<PageWord, MapError> {
         self.with_map_space(|tx| {
-            let word = PageWord::new(self.map.alloc_page(tx, PageId::from_raw(ino, lblk))?, 0);
+            let word = PageWord::of_block(self.map.alloc_page(tx, PageId::from_raw(ino, lblk))?);
             self.map.insert(tx, PageId::from_raw(ino, lblk), word)?;
             Ok(word)
         })
@@ -228,7 +255,7 @@ impl<M: Subject> Bed<M> {
             .remove(&mut tx, PageId::from_raw(ino, lblk))
             .expect("removing a page needs no space");
         if free_block && !word.is_hole() {
-            tx.freed(Resource::Block(word.page()));
+            tx.freed(Resource::Block(page_of(word)));
         }
         tx.commit(&self.region);
         word
@@ -319,7 +346,7 @@ pub(crate) fn random_operations_match_a_model<M: Subject>() {
                 check_agrees(&bed, &model);
             }
         }
-        let pages: BTreeSet<BlockNo> = model.values().map(|word| word.page()).collect();
+        let pages: BTreeSet<BlockNo> = model.values().map(|word| page_of(*word)).collect();
         assert_eq!(pages.len(), model.len(), "a block belongs to two pages");
         for &PageId { ino, lblk } in model.keys() {
             assert!(!bed.remove(ino.get(), lblk.get(), true).is_hole());
@@ -349,7 +376,7 @@ fn random_transaction<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &mut Model
             }
             after.remove(&PageId::new(ino, lblk));
         } else {
-            let log = if rng.below(4) == 0 { PageWord::UNWRITTEN } else { 0 };
+            let is_reserved = rng.below(4) == 0;
             let block = match bed.map.alloc_page(&mut tx, PageId::new(ino, lblk)) {
                 Ok(block) => block,
                 Err(MapError::NoBlock) => {
@@ -362,7 +389,10 @@ fn random_transaction<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &mut Model
                 }
                 Err(error) => panic!("{error}"),
             };
-            let word = PageWord::new(block, log);
+            let word = match is_reserved {
+                true => WORDS.unwritten(block),
+                false => PageWord::of_block(block),
+            };
             let done = match old {
                 Some(_) => bed.map.replace(&mut tx, PageId::new(ino, lblk), word),
                 None => bed.map.insert(&mut tx, PageId::new(ino, lblk), word),
@@ -387,7 +417,7 @@ fn random_transaction<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &mut Model
             after.insert(PageId::new(ino, lblk), word);
         }
         if let Some(old) = old {
-            tx.freed(Resource::Block(old.page()));
+            tx.freed(Resource::Block(page_of(old)));
         }
     }
     if rng.below(5) != 0 {
@@ -492,7 +522,7 @@ pub(crate) fn threads_on_their_own_files_lose_nothing<M: Subject>() {
             }
             reader.join().expect("resting pages are always found");
         });
-        let blocks: BTreeSet<BlockNo> = expected.values().map(|word| word.page()).collect();
+        let blocks: BTreeSet<BlockNo> = expected.values().map(|word| page_of(*word)).collect();
         assert_eq!(blocks.len(), expected.len(), "a block belongs to two pages");
         let (_, found) = bed.remounted();
         let found = found.expect("the mapping is sound");
@@ -511,7 +541,7 @@ pub(crate) fn a_full_mapping_says_so_and_still_finds_everything<M: Subject>() {
         let full = |error: &MapError| matches!(error, MapError::TableFull | MapError::NoBlock);
         let mut pages = 0;
         // Blocks run out first where entries are plentiful, so all pages share one block here.
-        let word = |lblk: u32| PageWord::new(bed.geometry.first_block, lblk + 1);
+        let word = |lblk: u32| word_of(bed.geometry.first_block, lblk + 1);
         let error = loop {
             match bed.insert_word(9, pages, word(pages)) {
                 Ok(()) => pages += 1,
@@ -605,7 +635,7 @@ fn pages_by_runs<M: Subject>(bed: &Bed<M>, ino: u32, first: u32, end: u64) -> Mo
             assert!(entry.ino.get() == ino && count > 0);
             for distance in 0..count as u32 {
                 let page = entry.page().lblk.plus(distance);
-                let word = PageWord::new(entry.word.page().plus(distance), entry.word.log());
+                let word = entry.word.plus(u64::from(distance));
                 assert!(
                     wanted.contains(&u64::from(page)),
                     "page {page} is in none of {wanted:?}"
@@ -646,7 +676,7 @@ fn check_agrees<M: Subject>(bed: &Bed<M>, model: &Model) {
     assert_eq!(nodes, bed.nodes());
     let mut owned = nodes;
     for word in model.values() {
-        assert!(owned.insert(word.page()), "block {} has two owners", word.page());
+        assert!(owned.insert(page_of(*word)), "block {} has two owners", page_of(*word));
     }
     assert_eq!(
         owned.len() as u64,

@@ -31,6 +31,15 @@ enum Undo {
     Nothing,
 }
 
+/// The space of a new pool file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Space {
+    /// All of it is allocated.
+    Allocated,
+    /// Allocated where it is written to.
+    Sparse,
+}
+
 /// See the module's head.
 pub(crate) struct PoolCreation {
     path: PathBuf,
@@ -88,9 +97,13 @@ impl PoolCreation {
             .map_err(|error| PmError::io("open", &self.path, error))
     }
 
-    /// Gives it exactly `len_bytes`, all of them allocated. Checks first whether there is enough space, since even a
-    /// temporarily full disk harms other users of it.
-    pub(crate) fn allocate(&self, len_bytes: u64) -> Result<(), PmError> {
+    /// Gives it exactly `len_bytes`. Checks first whether there is enough space, if that is to be allocated, since even
+    /// a temporarily full disk harms other users of it.
+    pub(crate) fn allocate(&self, len_bytes: u64, space: Space) -> Result<(), PmError> {
+        if space == Space::Sparse {
+            let sized = self.file.set_len(len_bytes).and_then(|()| self.file.sync_all());
+            return sized.map_err(|error| PmError::io("set the length of", &self.path, error));
+        }
         self.check_space(len_bytes)?;
         // Space first: the file gets its new length only when the space is there.
         rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, len_bytes)

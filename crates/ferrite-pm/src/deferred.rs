@@ -21,6 +21,8 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use parking_lot::RwLock;
 
+use crate::zeroed::zeroed;
+
 /// Pages of a view: those of the kernel.
 const PAGE_BYTES: u64 = 4096;
 const BITS: u64 = 64;
@@ -39,7 +41,7 @@ impl Deferred {
     pub(crate) fn new(len_bytes: u64) -> Deferred {
         let words = len_bytes.div_ceil(PAGE_BYTES).div_ceil(BITS);
         Deferred {
-            copied: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            copied: zeroed(words as usize),
             storing: RwLock::new(()),
         }
     }

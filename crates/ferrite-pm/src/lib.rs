@@ -59,6 +59,7 @@ mod region;
 mod shared;
 mod sync;
 mod thread;
+mod zeroed;
 
 pub use counters::Counters;
 pub use cpu::{CpuFeatures, LINE_BYTES, cpu_features, prefetch, prefetch_to_store};
@@ -71,5 +72,6 @@ pub use map::Access;
 pub use medium::Medium;
 pub use omission::Step;
 pub use recorder::Recorder;
-pub use region::{Durability, Region};
+pub use region::{Durability, Region, WrittenEntries};
 pub use thread::thread_number;
+pub use zeroed::zeroed;

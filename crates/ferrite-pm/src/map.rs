@@ -11,7 +11,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::creation::PoolCreation;
+use crate::creation::{PoolCreation, Space};
 use crate::error::PmError;
 use crate::holder;
 use crate::medium::{self, Detected, Medium};
@@ -148,7 +148,8 @@ impl MappedMemory {
                 if medium == Medium::File && accepts_sync(&file) {
                     medium = Medium::Dax;
                 }
-                map(both, MapFlags::PRIVATE)
+                // Few of its pages are ever copied, and a pool may be larger than all memory.
+                map(both, MapFlags::PRIVATE | MapFlags::NORESERVE)
             }
             Medium::File => match map(both, MapFlags::SHARED_VALIDATE | MapFlags::SYNC) {
                 Ok(base) => {
@@ -231,16 +232,16 @@ impl MappedMemory {
         MappedMemory::of_file(path, file, &found, access)
     }
 
-    /// Makes a file of `len_bytes`, all of it allocated, or takes a device that is large enough. The caller decides in
-    /// the end whether it is kept.
-    pub(crate) fn create(path: &Path, len_bytes: u64) -> Result<(MappedMemory, PoolCreation), PmError> {
+    /// Makes a file of `len_bytes`, or takes a device that is large enough. The caller decides in the end whether it is
+    /// kept.
+    pub(crate) fn create(path: &Path, len_bytes: u64, space: Space) -> Result<(MappedMemory, PoolCreation), PmError> {
         let creation = PoolCreation::open(path)?;
         let file = creation.file()?;
         lock(path, &file, Access::ReadWrite)?;
         // Before anything is written to it.
         let mut found = medium::detect(path, &file)?;
         if found.medium != Medium::Dax {
-            creation.allocate(len_bytes)?;
+            creation.allocate(len_bytes, space)?;
             found.len_bytes = len_bytes;
         }
         if found.len_bytes < len_bytes {

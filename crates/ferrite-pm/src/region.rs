@@ -16,6 +16,7 @@ use crate::copies::Copies;
 use crate::counters::{Count, Counters, ShardedCounters};
 use crate::cpu::{self, Isa, LINE_BYTES};
 use crate::crash::Event;
+use crate::creation::Space;
 use crate::deferred::Deferred;
 use crate::error::PmError;
 use crate::faults;
@@ -59,6 +60,8 @@ pub struct Region {
     recorder: Option<Arc<Recorder>>,
     /// There is a recorder, or memory of an image, which notes stores.
     is_watched: bool,
+    /// Large parts of it may be blank, see `written.rs`.
+    is_sparse: bool,
 }
 
 impl Region {
@@ -70,6 +73,7 @@ impl Region {
             faults: faults::Guard::new(mapping.base(), mapping.len(), mapping.page_bytes_for_faults(), copies),
             syncs: mapping.medium == Medium::File && access == Access::ReadWrite,
             deferred: None,
+            is_sparse: written::is_sparse(&mapping),
             mapping,
             path: path.map(Path::to_path_buf),
             access,
@@ -118,7 +122,26 @@ impl Region {
         len_bytes: u64,
         fill: impl FnOnce(&Region) -> Result<(), E>,
     ) -> Result<Region, E> {
-        let (mapping, creation) = MappedMemory::create(path, len_bytes)?;
+        Region::create_in(path, len_bytes, Space::Allocated, fill)
+    }
+
+    /// The same without space: a file gets it where it is written to. When its file system has no more, the region
+    /// fails, as a medium does.
+    pub fn create_sparse_with<E: From<PmError>>(
+        path: &Path,
+        len_bytes: u64,
+        fill: impl FnOnce(&Region) -> Result<(), E>,
+    ) -> Result<Region, E> {
+        Region::create_in(path, len_bytes, Space::Sparse, fill)
+    }
+
+    fn create_in<E: From<PmError>>(
+        path: &Path,
+        len_bytes: u64,
+        space: Space,
+        fill: impl FnOnce(&Region) -> Result<(), E>,
+    ) -> Result<Region, E> {
+        let (mapping, creation) = MappedMemory::create(path, len_bytes, space)?;
         let region = Region::new(mapping, Some(path), Access::ReadWrite);
         fill(&region)?;
         creation.keep()?;
@@ -660,3 +683,6 @@ impl MappedMemory {
 
 #[cfg(test)]
 mod tests;
+mod written;
+
+pub use written::WrittenEntries;

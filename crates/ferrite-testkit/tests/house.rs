@@ -97,6 +97,7 @@ const NAME_THE_ENGINE: &[&str] = &[
     "ferrite-cli/src/copy.rs",
     "ferrite-cli/src/fsck.rs",
     "ferrite-cli/src/mkfs.rs",
+    "ferrite-cli/src/resize.rs",
 ];
 
 fn workspace() -> PathBuf {

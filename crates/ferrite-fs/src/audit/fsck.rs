@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::{BlockNo, FileMap, Inum, Lblk, MapEntry, PageId};
-use ferrite_pm::Region;
+use ferrite_pm::{Region, zeroed};
 use parking_lot::Mutex;
 
 use crate::audit::boot::stale_boot;
@@ -24,7 +24,6 @@ use crate::error::EngineError;
 use crate::format::dentry::Entry;
 use crate::format::inode::{Inode, ROOT};
 use crate::format::layout::{BLOCK_BYTES, Superblock};
-use crate::format::log_entry::has_log;
 use crate::journal::replay::{self, Ended, Losses};
 use crate::options::{Finding, FsckOptions, FsckReport};
 use crate::space::names::NameTable;
@@ -46,9 +45,9 @@ struct Check {
     /// Blocks for which an owner was seen.
     owned: AtomicBitmap,
     /// Per inode: pages mapped, names found, and directories found in it.
-    pages: Vec<AtomicU32>,
-    links: Vec<AtomicU32>,
-    subdirs: Vec<AtomicU32>,
+    pages: Box<[AtomicU32]>,
+    links: Box<[AtomicU32]>,
+    subdirs: Box<[AtomicU32]>,
     /// Name slots by which an entry is found.
     found_slots: AtomicBitmap,
     /// Pages that have logs.
@@ -120,7 +119,7 @@ pub(crate) fn check(
     findings: Vec<Finding>,
     progress: Progress<'_>,
 ) -> FsckReport {
-    let counters = || (0..superblock.inodes).map(|_| AtomicU32::new(0)).collect();
+    let counters = || zeroed(superblock.inodes as usize);
     let check = Check {
         map: superblock.mapping.open(Arc::clone(&region), superblock.map_geometry()),
         names: NameTable::new(Arc::clone(&region), &superblock),
@@ -199,19 +198,20 @@ impl Check {
                 Err(what) => return self.find(&Wrong::Page { at, what }),
             };
             self.pages[ino.index()].fetch_add(1, Ordering::Relaxed);
-            if has_log(word) {
+            if word.has_log() {
                 self.logged.lock().push(at);
             }
             if inode.is_dir() {
-                self.dir_blocks.lock().push((ino, lblk, word.page()));
+                self.dir_blocks.lock().push((ino, lblk, self.superblock.page(word)));
             }
             if inodes::of_itself(ino, &inode).is_none()
                 && let Some(wrong) = pages::end(&at, &inode)
             {
                 self.find(&wrong);
             }
-            if let Err(what) = self.own(word.page()) {
-                let what = PageWrong::Block(what);
+            let block = self.superblock.page(word);
+            if let Err(what) = self.own(block) {
+                let what = PageWrong::Block(block, what);
                 self.find(&Wrong::Page { at, what });
             }
         };
@@ -270,7 +270,7 @@ impl Check {
 
     /// Page logs: chains, lengths, checksums of all entries, links forward, and owners of segments.
     fn logs(&self) {
-        let space = LogSpace::new();
+        let space = LogSpace::new(self.superblock.unit_size);
         let mut buffer = [0; BLOCK_BYTES as usize];
         for page in std::mem::take(&mut *self.logged.lock()) {
             let wrong = |what| self.find(&Wrong::Log { page, what });
@@ -289,7 +289,7 @@ impl Check {
     }
 
     fn inodes(&self, report: &mut FsckReport, progress: Progress<'_>) {
-        for ino in self.superblock.inums() {
+        for ino in self.superblock.inums(&self.region) {
             if ino.get() % 65536 == 1 {
                 progress("inodes", u64::from(ino), self.superblock.inodes);
             }
@@ -330,7 +330,7 @@ impl Check {
     fn directories(&self, report: &mut FsckReport, progress: Progress<'_>) {
         let mut blocks = std::mem::take(&mut *self.dir_blocks.lock());
         blocks.sort_unstable();
-        for ino in self.superblock.inums() {
+        for ino in self.superblock.inums(&self.region) {
             if ino.get() % 65536 == 1 {
                 progress("directories", u64::from(ino), self.superblock.inodes);
             }
@@ -400,7 +400,7 @@ impl Check {
     /// reported.
     fn name_table(&self, entries: u64) {
         let mut slots = 0u64;
-        for group in 0..self.names.groups() {
+        for group in self.names.written_groups() {
             self.names.each_of_group(group, |slot| {
                 slots += 1;
                 if self.found_slots.is_set(u64::from(slot.number)) {
@@ -422,7 +422,7 @@ impl Check {
 
     fn link_counts(&self, progress: Progress<'_>) {
         let mut known = vec![None; self.superblock.inodes as usize];
-        for ino in self.superblock.inums() {
+        for ino in self.superblock.inums(&self.region) {
             if ino.get() % 65536 == 1 {
                 progress("links", u64::from(ino), self.superblock.inodes);
             }

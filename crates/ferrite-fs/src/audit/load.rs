@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::{Affected, BlockNo, Broken, FileMap, Inum, Lblk, MapEntry, MapError, PageId};
-use ferrite_pm::Region;
+use ferrite_pm::{Region, zeroed};
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 
@@ -33,7 +33,6 @@ use crate::error::EngineError;
 use crate::format::data_sum;
 use crate::format::inode::{INODE_WORDS, Inode, W_INLINE};
 use crate::format::layout::Superblock;
-use crate::format::log_entry::has_log;
 use crate::format::page_buffer::PageBuffer;
 use crate::health::quarantine::Quarantine;
 use crate::space::blocks::BlockAlloc;
@@ -81,9 +80,9 @@ struct Inodes {
 /// The content of the mapping.
 struct Mapped {
     /// Pages of each inode.
-    pages: Vec<AtomicU32>,
+    pages: Box<[AtomicU32]>,
     /// The end of the last written one.
-    ends: Vec<AtomicU32>,
+    ends: Box<[AtomicU32]>,
     /// Pages that may be in the wrong place.
     affected: Mutex<Vec<MapEntry>>,
     /// Pages of inodes that cannot exist.
@@ -96,7 +95,7 @@ struct Mapped {
 impl Tables<'_> {
     /// Reads everything, and reports what is wrong. Fails only if a thread does, or the medium.
     pub(crate) fn load(&self) -> Result<Quarantine, EngineError> {
-        let counters = || (0..self.superblock.inodes).map(|_| AtomicU32::new(0)).collect();
+        let counters = || zeroed(self.superblock.inodes as usize);
         let mapped = Mapped {
             pages: counters(),
             ends: counters(),
@@ -152,10 +151,10 @@ impl Tables<'_> {
                     affected.push(entry);
                 }
             }
-            if entry.word.page() != BlockNo::NONE {
-                self.own(entry.word.page(), mapped);
+            if self.superblock.page(entry.word) != BlockNo::NONE {
+                self.own(self.superblock.page(entry.word), mapped);
             }
-            if has_log(entry.word) {
+            if entry.word.has_log() {
                 mapped.logged.lock().push(entry);
             }
         };
@@ -204,7 +203,7 @@ impl Tables<'_> {
             dirs: Vec::new(),
         };
         self.inode_map.set(0);
-        for ino in self.superblock.inums() {
+        for ino in self.superblock.inums(self.region) {
             // Most free inodes were never in use; for the others, not even the word that marks them free is trusted.
             let words = self.region.words(self.superblock.inode_offset(ino), INODE_WORDS);
             if words[..W_INLINE].iter().all(|word| word.load(Ordering::Relaxed) == 0) {
@@ -265,14 +264,14 @@ impl Tables<'_> {
 
     fn judge_counts(&self, inodes: &Inodes, mapped: &Mapped, quarantine: &mut Quarantine) {
         let is_known = |ino: Inum| inodes.counted[ino.index()] != UNKNOWN;
-        for (ino, (&counted, pages)) in (0..).map(Inum::new).zip(inodes.counted.iter().zip(&mapped.pages)) {
+        for (ino, (&counted, pages)) in (0..).map(Inum::new).zip(inodes.counted.iter().zip(&*mapped.pages)) {
             if is_known(ino)
                 && let Some(wrong) = rules::inodes::count(ino, counted, pages.load(Ordering::Relaxed))
             {
                 self.quarantine(&wrong, quarantine);
             }
         }
-        for (ino, (&end, found)) in (0..).map(Inum::new).zip(inodes.ends.iter().zip(&mapped.ends)) {
+        for (ino, (&end, found)) in (0..).map(Inum::new).zip(inodes.ends.iter().zip(&*mapped.ends)) {
             let Some(last) = found.load(Ordering::Relaxed).checked_sub(1).map(Lblk::new) else {
                 continue;
             };
@@ -341,7 +340,7 @@ impl Tables<'_> {
         let mut pages = Vec::new();
         self.map.check(
             &mut |entry| {
-                if conflicts.contains(&entry.word.page()) {
+                if conflicts.contains(&self.superblock.page(entry.word)) {
                     pages.push(entry);
                 }
             },
@@ -354,7 +353,7 @@ impl Tables<'_> {
             self.quarantine(&Wrong::TwoOwners { block }, quarantine);
         }
         for at in pages {
-            let why = PageWrong::Block(BlockWrong::Taken).reason(&at);
+            let why = PageWrong::Block(self.superblock.page(at.word), BlockWrong::Taken).reason();
             self.spoil(PageId::new(at.ino, at.lblk), &why, quarantine);
         }
     }

@@ -20,7 +20,6 @@ use crate::file::truncate::mapped_pages;
 use crate::format::data_sum;
 use crate::format::inode::Inode;
 use crate::format::layout::{BLOCK_BYTES, INODE_BYTES};
-use crate::format::log_entry::has_log;
 use crate::format::page_buffer::PageBuffer;
 use crate::options::ScrubReport;
 use crate::page::block;
@@ -57,7 +56,7 @@ pub(crate) fn scrub<'e>(core: &'e Core, bytes_per_second: Option<u64>, progress:
     // Reported when the mount found it.
     scrub.report.findings.extend_from_slice(core.quarantine.findings());
     scrub.superblocks();
-    for ino in core.superblock.inums() {
+    for ino in core.superblock.inums(&core.region) {
         if core.inode_map.is_set(u64::from(ino)) {
             scrub.inode(ino);
             core.check_readable()?;
@@ -179,7 +178,7 @@ impl<'e> Scrub<'e> {
             mapped_pages(self.core, mem, &inode, 0)
         } else {
             let mut pages = mapped_pages(self.core, mem, &inode, 0);
-            pages.retain(|&lblk| has_log(self.core.map.get(PageId::new(ino, lblk))));
+            pages.retain(|&lblk| self.core.map.get(PageId::new(ino, lblk)).has_log());
             pages
         }
     }
@@ -198,11 +197,14 @@ impl<'e> Scrub<'e> {
 
     fn block(&mut self, dir: Inum, lblk: Lblk, word: PageWord) {
         let (view, table) = (self.view(), &self.core.names);
-        if view.own(word.page(), |_| true).is_err() {
-            self.find(text(data_sum::no_data(PageId::new(dir, lblk), word.page())));
+        if view.own(self.core.superblock.page(word), |_| true).is_err() {
+            self.find(text(data_sum::no_data(
+                PageId::new(dir, lblk),
+                self.core.superblock.page(word),
+            )));
             return;
         }
-        let offset = self.core.superblock.block_offset(word.page());
+        let offset = self.core.superblock.block_offset(self.core.superblock.page(word));
         let header = dirs::header(view, offset, PageId::new(dir, lblk));
         if header != Header::Right {
             self.find(Wrong::DirHeader { dir, lblk }.to_string());
@@ -233,7 +235,7 @@ impl<'e> Scrub<'e> {
             return;
         }
         let mut buffer = PageBuffer::take();
-        if has_log(word) {
+        if word.has_log() {
             let at = MapEntry {
                 ino: page.ino,
                 lblk: page.lblk,

@@ -97,7 +97,7 @@ pub(crate) enum PageWrong {
     /// The inode is free, or cannot exist.
     Nobody,
     /// Its block cannot be its own.
-    Block(BlockWrong),
+    Block(BlockNo, BlockWrong),
     /// A written page past the end of its file.
     BehindEnd,
     /// Lookups find another entry for the same page.
@@ -320,9 +320,9 @@ impl fmt::Display for Wrong {
 }
 
 fn page(to: &mut fmt::Formatter<'_>, at: &MapEntry, what: PageWrong) -> fmt::Result {
-    let &MapEntry { ino, lblk, word, slot } = at;
+    let &MapEntry { ino, lblk, slot, .. } = at;
     match what {
-        PageWrong::Nobody | PageWrong::Block(_) | PageWrong::BehindEnd => {
+        PageWrong::Nobody | PageWrong::Block(..) | PageWrong::BehindEnd => {
             write!(to, "mapping slot {slot} (inode {ino}, page {lblk}): ")?;
         }
         PageWrong::Twice | PageWrong::OutOfReach | PageWrong::WrittenAs { .. } => {
@@ -331,7 +331,7 @@ fn page(to: &mut fmt::Formatter<'_>, at: &MapEntry, what: PageWrong) -> fmt::Res
     }
     match what {
         PageWrong::Nobody => write!(to, "the inode is free"),
-        PageWrong::Block(what) => write!(to, "names block {}, {what}", word.page()),
+        PageWrong::Block(block, what) => write!(to, "names block {block}, {what}"),
         PageWrong::BehindEnd => write!(to, "lies behind the end of the file"),
         PageWrong::Twice => write!(to, "is mapped twice"),
         PageWrong::OutOfReach => write!(to, "cannot be there"),
@@ -376,12 +376,11 @@ impl LogWrong {
 
 impl PageWrong {
     /// Why a page cannot be read, as mount and readers of the page report it after the page's place.
-    pub(crate) fn reason(&self, at: &MapEntry) -> String {
-        let block = at.word.page();
+    pub(crate) fn reason(&self) -> String {
         match self {
             PageWrong::Nobody => "its inode is free".into(),
-            PageWrong::Block(BlockWrong::NoData) => format!("its block {block} holds no data"),
-            PageWrong::Block(BlockWrong::Taken) => format!("its block {block} has another owner as well"),
+            PageWrong::Block(block, BlockWrong::NoData) => format!("its block {block} holds no data"),
+            PageWrong::Block(block, BlockWrong::Taken) => format!("its block {block} has another owner as well"),
             PageWrong::BehindEnd => "it lies behind the end of the file".into(),
             PageWrong::Twice => "it is mapped twice".into(),
             PageWrong::OutOfReach => "a key that cannot be where it is maps it".into(),

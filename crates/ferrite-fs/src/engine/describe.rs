@@ -72,11 +72,12 @@ fn add_content(report: &mut Report, info: &PoolInfo) {
     report.line(
         "page logs",
         format!(
-            "{} pages have one, {} in {} blocks; {:.2} blocks per page; merges: {} by writes, {} by reads, {} for \
-             space, {} idle",
+            "{} pages have one, {} in {} blocks, units of {} bytes; {:.2} blocks per page; merges: {} by writes, {} by \
+             reads, {} for space, {} idle",
             info.logged_pages,
             human(info.log_bytes),
             info.log_blocks,
+            info.log_unit_bytes,
             info.space_amplification,
             info.merges.write,
             info.merges.read,

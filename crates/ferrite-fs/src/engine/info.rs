@@ -1,6 +1,5 @@
 //! The data of `ferrite info` for a mounted pool.
 
-use crate::format::log_entry::has_log;
 use ferrite_map::Inum;
 use ferrite_pm::{Durability, Medium};
 
@@ -48,6 +47,7 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         map_slots_free: (slots.free + pending.map_slots).min(slots.total),
         pages,
         logged_pages: logged,
+        log_unit_bytes: superblock.unit_size.bytes(),
         log_bytes: log.used_bytes,
         log_blocks: log.blocks,
         space_amplification: (pages + log.blocks) as f64 / pages.max(1) as f64,
@@ -103,7 +103,7 @@ impl Pages {
             Some(counted) => counts.pages = counted,
             None => core.map.for_each(&mut |entry| {
                 counts.pages += 1;
-                counts.logged += u64::from(has_log(entry.word));
+                counts.logged += u64::from(entry.word.has_log());
                 counts.at_home += u64::from(core.map.hashed_keys().is_some_and(|map| map.at_home(&entry)));
                 true
             }),
@@ -116,7 +116,7 @@ impl Pages {
 fn orphans(core: &Core) -> u64 {
     let in_use = core
         .superblock
-        .inums()
+        .inums(&core.region)
         .filter(|&ino| core.inode_map.is_set(u64::from(ino)));
     let is_orphan = |&ino: &Inum| {
         let inode = core.load(ino);

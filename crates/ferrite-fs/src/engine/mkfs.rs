@@ -35,7 +35,11 @@ pub fn create_telling(
 ) -> Result<Region, EngineError> {
     Superblock::plan(size_bytes, options, 0, 0)?;
     progress("space", 0, 1);
-    Region::create_with(path, size_bytes, |region| mkfs_telling(region, options, progress))
+    let fill = |region: &Region| mkfs_telling(region, options, progress);
+    match options.sparse {
+        true => Region::create_sparse_with(path, size_bytes, fill),
+        false => Region::create_with(path, size_bytes, fill),
+    }
 }
 
 /// Makes an empty file system in `region`, whatever it held before. Blocking; durable when it returns.
@@ -97,8 +101,12 @@ fn mkfs_telling(region: &Region, options: &MkfsOptions, progress: Progress<'_>) 
 fn zero(region: &Region, phase: &'static str, first: u64, end: u64, progress: Progress<'_>) {
     let mut at = first;
     while at < end {
-        let len = (end - at).min(STEP_BYTES);
-        region.fill_zero(at, len);
+        // To a multiple in the pool: a huge page that two steps shared would not be blank for the second.
+        let len = ((at / STEP_BYTES + 1) * STEP_BYTES).min(end) - at;
+        // Zeros already, in a sparse pool.
+        if !region.is_blank(at, len) {
+            region.fill_zero(at, len);
+        }
         at += len;
         progress(phase, at, end);
     }

@@ -10,6 +10,7 @@ mod file;
 mod finalizer;
 mod flusher;
 mod fs;
+mod grow;
 mod handle;
 mod info;
 mod mkfs;
@@ -17,6 +18,7 @@ mod mount;
 mod region;
 mod volume;
 
+pub use grow::grow;
 pub use handle::{Engine, identify, is_clean};
 pub use mkfs::{create, create_telling, mkfs};
 #[cfg(test)]

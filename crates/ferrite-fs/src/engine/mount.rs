@@ -167,7 +167,7 @@ impl Loaded {
             inode_map: AtomicBitmap::new(superblock.inodes),
             map: superblock.mapping.open(Arc::clone(region), superblock.map_geometry()),
             names: NameTable::new(Arc::clone(region), superblock),
-            log_space: LogSpace::new(),
+            log_space: LogSpace::new(superblock.unit_size),
             candidates: Candidates::new(),
             quarantine: Quarantine::default(),
         };
@@ -341,7 +341,7 @@ fn check_boot(region: &Region, options: &MountOptions) -> Result<u64, EngineErro
 /// that damage keeps unfinished wait for a repair.
 pub(crate) fn finish_interrupted(core: &mut Core) -> Result<(), EngineError> {
     if core.is_read_only() {
-        let bound = core.superblock.inums().filter(|&ino| {
+        let bound = core.superblock.inums(&core.region).filter(|&ino| {
             let inode = core.load(ino);
             inode.in_use() && inode.is_bound()
         });
@@ -349,7 +349,7 @@ pub(crate) fn finish_interrupted(core: &mut Core) -> Result<(), EngineError> {
         return Ok(());
     }
     let stop = |error: FsError| EngineError::Damaged(error.to_string());
-    for ino in core.superblock.inums() {
+    for ino in core.superblock.inums(&core.region) {
         if !core.inode_map.is_set(u64::from(ino)) {
             continue;
         }

@@ -25,7 +25,6 @@ use crate::cache::logged::Cause;
 use crate::format::checksum::crc32c;
 use crate::format::inode::Inode;
 use crate::format::layout::{BLOCK_BYTES, lblks};
-use crate::format::log_entry::has_log;
 use crate::format::page_buffer::PageBuffer;
 use crate::page::{append, block};
 use crate::pool::core::Core;
@@ -142,11 +141,11 @@ fn rid_of_logs(core: &Core, mem: &Arc<InodeMem>, inode: &Inode) -> Result<()> {
 /// The pages that have logs now. Examining all pages takes long, so this consults the cleaner's lists first.
 fn logged_pages(core: &Core, mem: &InodeMem, inode: &Inode) -> Vec<Lblk> {
     if let Some(mut listed) = core.candidates.of(mem.ino) {
-        listed.retain(|&lblk| has_log(core.map.get(PageId::new(mem.ino, lblk))));
+        listed.retain(|&lblk| core.map.get(PageId::new(mem.ino, lblk)).has_log());
         return listed;
     }
     let runs = truncate::mapped_runs(core, mem, inode, PageRange::ALL);
-    let logged = runs.iter().filter(|run| has_log(run.word)).flat_map(|run| run.each());
+    let logged = runs.iter().filter(|run| run.word.has_log()).flat_map(|run| run.each());
     logged.map(|(lblk, _)| lblk).collect()
 }
 
@@ -269,9 +268,9 @@ fn set_sums(core: &Core, mem: &Arc<InodeMem>, pages: &[Lblk], when_frozen: WhenF
         }
         block::read_bound(core, page, word, 0, &mut buffer[..])?;
         // Some stores may never have been fenced: the checksum must cover the bytes that a crash leaves.
-        let offset = core.superblock.block_offset(word.page());
+        let offset = core.superblock.block_offset(core.superblock.page(word));
         core.region.write_back(offset, BLOCK_BYTES);
-        tx.set_sum(page, word.page(), crc32c(&buffer[..]));
+        tx.set_sum(page, core.superblock.page(word), crc32c(&buffer[..]));
     }
     core.region.fence().map_err(|error| core.fail(&error))?;
     tx.commit(&[mem])

@@ -24,7 +24,6 @@ use crate::cache::bindings::Attached;
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::Inode;
 use crate::format::layout::{BLOCK_BYTES, lblks};
-use crate::format::log_entry::has_log;
 use crate::pool::core::Core;
 use crate::pool::tx::{Purpose, Tx};
 
@@ -211,12 +210,12 @@ impl Runs {
     /// Pages whose words follow each other.
     fn push_run(&mut self, core: &Core, run: MappedRun) {
         let (first, pages) = (run.first.get(), run.pages as u32);
-        let last = BlockNo::new(run.word.page().get().saturating_add(pages - 1));
+        let last = BlockNo::new(core.superblock.page(run.word).get().saturating_add(pages - 1));
         let is_data = |block| core.superblock.is_data_block(block);
         if run.word.is_unwritten() {
             self.push(first, None, pages);
-        } else if !has_log(run.word) && is_data(run.word.page()) && is_data(last) {
-            self.push(first, Some(run.word.page().get()), pages);
+        } else if !run.word.has_log() && is_data(core.superblock.page(run.word)) && is_data(last) {
+            self.push(first, Some(core.superblock.page(run.word).get()), pages);
         } else {
             run.each()
                 .for_each(|(lblk, word)| self.push_word(core, lblk.get(), word));
@@ -227,8 +226,8 @@ impl Runs {
     fn push_word(&mut self, core: &Core, at: u32, word: PageWord) {
         if word.is_hole() || word.is_unwritten() {
             self.push(at, None, 1);
-        } else if core.superblock.is_data_block(word.page()) && !has_log(word) {
-            self.push(at, Some(word.page().get()), 1);
+        } else if core.superblock.is_data_block(core.superblock.page(word)) && !word.has_log() {
+            self.push(at, Some(core.superblock.page(word).get()), 1);
         }
     }
 }
@@ -309,10 +308,10 @@ pub(crate) fn zero_tail(core: &Core, mem: &InodeMem, inode: &Inode) -> Result<()
         return Ok(());
     }
     let word = core.map.get(PageId::new(mem.ino, Lblk::at(lblk)));
-    if word.is_hole() || word.is_unwritten() || !core.superblock.is_data_block(word.page()) {
+    if word.is_hole() || word.is_unwritten() || !core.superblock.is_data_block(core.superblock.page(word)) {
         return Ok(());
     }
-    let offset = core.superblock.block_offset(word.page()) + within;
+    let offset = core.superblock.block_offset(core.superblock.page(word)) + within;
     let mut tail = vec![0; (BLOCK_BYTES - within) as usize];
     core.region.read(offset, &mut tail);
     if tail.iter().all(|&byte| byte == 0) {

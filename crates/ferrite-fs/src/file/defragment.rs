@@ -64,7 +64,7 @@ fn runs(core: &Core, mem: &InodeMem, pages: &[Lblk]) -> usize {
     let breaks = pages.iter().filter(|&&lblk| {
         let place = Place {
             lblk,
-            block: core.map.get(PageId::new(mem.ino, lblk)).page(),
+            block: core.superblock.page(core.map.get(PageId::new(mem.ino, lblk))),
         };
         !before.replace(place).is_some_and(|before| before.is_before(place))
     });
@@ -111,7 +111,7 @@ fn move_some(
         let word = core.map.get(page);
         let old = Place {
             lblk,
-            block: word.page(),
+            block: core.superblock.page(word),
         };
         done += 1;
         if last.is_some_and(|last| last.is_before(old)) {
@@ -130,7 +130,7 @@ fn move_some(
         }
         tx.stream_page(page, new, &buffer[..]);
         core.map
-            .replace(&mut tx, page, PageWord::new(new, 0))
+            .replace(&mut tx, page, PageWord::of_block(new))
             .map_err(map_error)?;
         tx.freed(Resource::Block(old.block));
         last = Some(Place { lblk, block: new });

@@ -22,7 +22,7 @@ pub(crate) fn move_out(core: &Core, tx: &mut Tx<'_>, ino: Inum, inode: &mut Inod
             .alloc_page(tx, PageId::new(ino, Lblk::FIRST))
             .map_err(map_error)?;
         tx.stream_page(PageId::new(ino, Lblk::FIRST), block, &page);
-        tx.insert_page(PageId::new(ino, Lblk::FIRST), PageWord::new(block, 0))?;
+        tx.insert_page(PageId::new(ino, Lblk::FIRST), PageWord::of_block(block))?;
         inode.set_blocks(inode.blocks() + 1);
     }
     inode.clear_inline(0);

@@ -17,7 +17,6 @@ use crate::cache::inodes::InodeMem;
 use crate::cache::logged::Cause;
 use crate::format::inode::{INLINE_BYTES, Inode};
 use crate::format::layout::BLOCK_BYTES;
-use crate::format::log_entry::has_log;
 use crate::options::AtimePolicy;
 use crate::page::block;
 use crate::page::merge::merge_all;
@@ -182,7 +181,7 @@ impl Reader<'_> {
                 }
                 if word.is_hole() || word.is_unwritten() {
                     part.fill(0);
-                } else if has_log(word) {
+                } else if word.has_log() {
                     let walked = scan::read(core, page, word, within as usize, part)?;
                     long.note(core, page.lblk, walked);
                 } else if is_bound {
@@ -211,8 +210,8 @@ pub(super) fn is_atime_due(core: &Core, inode: &Inode, no_atime: bool) -> bool {
 /// nothing.
 #[inline]
 pub(super) fn prefetch_start(core: &Core, word: PageWord) {
-    if !word.is_hole() && core.superblock.is_data_block(word.page()) {
-        let offset = core.superblock.block_offset(word.page());
+    if !word.is_hole() && core.superblock.is_data_block(core.superblock.page(word)) {
+        let offset = core.superblock.block_offset(core.superblock.page(word));
         (0..PREFETCHED_LINES).for_each(|line| core.region.prefetch(offset + line * LINE_BYTES));
     }
 }

@@ -16,7 +16,6 @@ use ferrite_vfs::Result;
 
 use super::read::{BATCH, Reader, is_atime_due, load_hot, prefetch_start};
 use crate::format::layout::BLOCK_BYTES;
-use crate::format::log_entry::has_log;
 
 struct Pages(Arc<Region>);
 
@@ -77,11 +76,14 @@ impl Reader<'_> {
                 let len = (BLOCK_BYTES - within).min(end - at);
                 if word.is_hole() || word.is_unwritten() {
                     borrowed.push_zeros(len as usize);
-                } else if has_log(word) || !core.superblock.is_data_block(word.page()) {
+                } else if word.has_log() || !core.superblock.is_data_block(core.superblock.page(word)) {
                     // An invalid word is an error, if reading finds the same.
                     return None;
                 } else {
-                    borrowed.push(core.superblock.block_offset(word.page()) + within, len as usize);
+                    borrowed.push(
+                        core.superblock.block_offset(core.superblock.page(word)) + within,
+                        len as usize,
+                    );
                 }
                 at += len;
             }

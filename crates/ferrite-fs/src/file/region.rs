@@ -97,7 +97,7 @@ fn fill_holes(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, pages: PageRa
         if word.is_hole() {
             let block = core.map.alloc_page(&mut tx, page).map_err(map_error)?;
             tx.stream_page(page, block, &[0; PAGE]);
-            tx.insert_page(page, PageWord::new(block, 0))?;
+            tx.insert_page(page, PageWord::of_block(block))?;
             new.set_blocks(new.blocks() + 1);
         } else if word.is_unwritten() {
             let block = write_reserved(core, &mut tx, page, word)?;
@@ -116,11 +116,13 @@ fn fill_holes(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, pages: PageRa
 
 /// Makes a reserved page a written one in `tx`; returns its block, which is to be filled.
 fn write_reserved(core: &Core, tx: &mut Tx<'_>, page: PageId, word: PageWord) -> Result<BlockNo> {
-    let block = match word.page() {
+    let block = match core.superblock.page(word) {
         BlockNo::NONE => core.map.alloc_page(tx, page).map_err(map_error)?,
         block => block,
     };
-    core.map.replace(tx, page, PageWord::new(block, 0)).map_err(map_error)?;
+    core.map
+        .replace(tx, page, PageWord::of_block(block))
+        .map_err(map_error)?;
     Ok(block)
 }
 
@@ -171,7 +173,7 @@ fn append_locked(core: &Core, mem: &Arc<InodeMem>, file: &Attached, stored: Inod
         let word = core.map.get(page);
         fills.push(match word.is_unwritten() {
             true => (page, write_reserved(core, &mut tx, page, word)?, true),
-            false => (page, word.page(), false),
+            false => (page, core.superblock.page(word), false),
         });
     }
     // From here on only the medium can fail, or the pool be closed.

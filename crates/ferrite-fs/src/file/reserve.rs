@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use ferrite_map::{Lblk, PageId, PageRange, PageWord};
+use ferrite_map::{Lblk, PageId, PageRange};
 use ferrite_vfs::{BadArgument, Ctx, FallocateMode, FsError, Outcome, Result, SpaceOf, posix};
 
 use super::bound;
@@ -139,7 +139,7 @@ fn zero_reserved(
     for lblk in stretch.pages.first..stretch.pages.end {
         let word = core.map.get(PageId::new(mem.ino, Lblk::at(lblk)));
         if !word.is_unwritten() {
-            let unwritten = PageWord::new(word.page(), PageWord::UNWRITTEN);
+            let unwritten = core.superblock.unwritten(core.superblock.page(word));
             core.map
                 .replace(&mut tx, PageId::new(mem.ino, Lblk::at(lblk)), unwritten)
                 .map_err(map_error)?;
@@ -299,7 +299,7 @@ fn reserve_some(
                 .map
                 .alloc_page(&mut tx, PageId::new(mem.ino, Lblk::at(lblk)))
                 .map_err(map_error)?;
-            let word = PageWord::new(block, PageWord::UNWRITTEN);
+            let word = core.superblock.unwritten(block);
             tx.insert_page(PageId::new(mem.ino, Lblk::at(lblk)), word)?;
             inode.set_blocks(inode.blocks() + 1);
             added.push(Lblk::at(lblk));

@@ -103,7 +103,7 @@ pub(super) fn mapped_within(core: &Core, mem: &InodeMem, inode: &Inode, range: P
     all
 }
 
-/// Mapped pages that follow each other in the file and lie in blocks that do, with the same log half.
+/// Mapped pages that follow each other in the file and lie in blocks that do, with the same log.
 #[derive(Clone, Copy)]
 pub(super) struct MappedRun {
     pub(super) first: Lblk,
@@ -116,18 +116,14 @@ pub(super) struct MappedRun {
 impl MappedRun {
     /// Whether a run continues this one.
     fn is_before(&self, next: &MappedRun) -> bool {
-        u64::from(self.first) + self.pages == u64::from(next.first)
-            && u64::from(self.word.page()) + self.pages == u64::from(next.word.page())
-            && self.word.log() == next.word.log()
+        u64::from(self.first) + self.pages == u64::from(next.first) && self.word.plus(self.pages) == next.word
     }
 
     /// Its pages with their words.
     pub(super) fn each(self) -> impl Iterator<Item = (Lblk, PageWord)> {
         (0..self.pages).map(move |distance| {
             // A damaged word may lead anywhere, and must not cause a panic.
-            let block = BlockNo::new(self.word.page().get().wrapping_add(distance as u32));
-            let word = PageWord::new(block, self.word.log());
-            (Lblk::at(u64::from(self.first) + distance), word)
+            (Lblk::at(u64::from(self.first) + distance), self.word.plus(distance))
         })
     }
 }
@@ -242,8 +238,8 @@ pub(crate) fn unmap(core: &Core, tx: &mut Tx<'_>, ino: Inum, lblk: Lblk, inode: 
     if word.is_hole() {
         return Ok(());
     }
-    if word.page() != BlockNo::NONE {
-        tx.freed(Resource::Block(word.page()));
+    if core.superblock.page(word) != BlockNo::NONE {
+        tx.freed(Resource::Block(core.superblock.page(word)));
     }
     scan::free(core, tx, PageId::new(ino, lblk), word)?;
     inode.set_blocks(inode.blocks().saturating_sub(1));

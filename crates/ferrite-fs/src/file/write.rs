@@ -17,7 +17,6 @@ use super::{bound, inline, rights};
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::{INLINE_BYTES, Inode};
 use crate::format::layout::{BLOCK_BYTES, MAX_FILE_BYTES, lblks};
-use crate::format::log_entry::has_log;
 use crate::page::append::{self, Part};
 use crate::page::scan;
 use crate::pool::core::{Core, map_error};
@@ -176,7 +175,7 @@ fn write_lone_part(
     if word.is_hole() || word.is_unwritten() {
         return Ok(false);
     }
-    if has_log(word) {
+    if word.has_log() {
         // The line of the newest entry is loaded while the inode's words are gathered.
         scan::prefetch_newest(core, word);
     }
@@ -273,9 +272,9 @@ fn fill_page(
 ) -> Result<()> {
     tx.set_class(class_for(word));
     // A reserved block reads as zeros whatever it contains, so it can be filled before the word changes.
-    let reserved = word.is_unwritten() && word.page() != BlockNo::NONE;
+    let reserved = word.is_unwritten() && core.superblock.page(word) != BlockNo::NONE;
     let block = if reserved {
-        word.page()
+        core.superblock.page(word)
     } else {
         profile::within(ProfileSpan::Claim, || core.map.alloc_page(tx, PageId::new(ino, lblk))).map_err(map_error)?
     };
@@ -310,7 +309,7 @@ fn map_page(
     word: PageWord,
     block: BlockNo,
 ) -> Result<()> {
-    let new = PageWord::new(block, 0);
+    let new = PageWord::of_block(block);
     tx.set_class(class_for(word));
     if word.is_hole() {
         tx.insert_page(PageId::new(ino, lblk), new)?;
@@ -321,8 +320,8 @@ fn map_page(
         core.map.replace(tx, PageId::new(ino, lblk), new)
     })
     .map_err(map_error)?;
-    if word.page() != BlockNo::NONE && word.page() != block {
-        tx.freed(Resource::Block(word.page()));
+    if core.superblock.page(word) != BlockNo::NONE && core.superblock.page(word) != block {
+        tx.freed(Resource::Block(core.superblock.page(word)));
     }
     scan::free(core, tx, PageId::new(ino, lblk), word)
 }

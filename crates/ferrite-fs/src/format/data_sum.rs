@@ -39,10 +39,10 @@ pub(crate) fn misplaced(region: &Region, superblock: &Superblock, entry: &MapEnt
     let &MapEntry {
         ino, lblk, word: page, ..
     } = entry;
-    if page.is_unwritten() || !superblock.is_data_block(page.page()) {
+    if page.is_unwritten() || !superblock.is_data_block(superblock.page(page)) {
         return None;
     }
-    let stored = region.load(superblock.sum_word_offset(page.page())?) >> 32;
+    let stored = region.load(superblock.sum_word_offset(superblock.page(page))?) >> 32;
     let was = |lblk: Lblk| word(superblock.seed, PageId::new(ino, lblk), 0) >> 32 == stored;
     if was(lblk) {
         return None;
@@ -58,7 +58,7 @@ pub(crate) fn wrong_word(region: &Region, superblock: &Superblock, entry: &MapEn
     let &MapEntry {
         ino, lblk, word: page, ..
     } = entry;
-    let block = page.page();
+    let block = superblock.page(page);
     if page.is_unwritten() || !superblock.is_data_block(block) {
         return None;
     }

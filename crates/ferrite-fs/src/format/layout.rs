@@ -1,24 +1,23 @@
 //! The format on the medium: where everything is stored, and the superblock. `docs/format.md` describes it in prose.
 //!
-//! Contents: [`Superblock`] with its encoding and checks, [`Superblock::plan`] (mkfs's decisions), and the offsets
-//! derived from them. Everything is little-endian. Nothing here writes; see `mkfs.rs`.
+//! Contents: [`Superblock`] with its encoding and checks, and the offsets derived from it. Everything is little-endian.
+//! `plan.rs` decides about layouts. Nothing here writes; see `mkfs.rs`.
 //!
 //! Invariant: every offset or count taken from a superblock has passed [`Superblock::validate`], which proves that
 //! every area is inside the pool and that no two overlap. Later code does not check again.
 
-use ferrite_map::Geometry;
-pub use ferrite_map::{BlockNo, Inum};
+pub use ferrite_map::{BLOCK_BYTES, BlockNo, Inum};
+use ferrite_map::{Geometry, PageWord, WordLayout};
 pub use ferrite_pm::LINE_BYTES;
 use ferrite_pm::Region;
-use ferrite_vfs::volume::human_bytes;
 
 use crate::error::EngineError;
 use crate::format::checksum::{Check, crc32c};
 use crate::format::outcome::ENTRY_BYTES;
-use crate::options::{Mapping, MkfsOptions};
+use crate::format::unit::Unit;
+pub use crate::format::unit::UnitSize;
+use crate::options::Mapping;
 
-/// Size of a block and of a page.
-pub const BLOCK_BYTES: u64 = 4096;
 /// Slots in a line of the name table.
 pub(crate) const NAME_LINE_SLOTS: u64 = 8;
 /// Bits of a name's hash that are stored in its slot.
@@ -43,8 +42,8 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"FERRITE\x1a");
 pub const FORMAT_VERSION: u32 = 1;
 /// Smallest pool: in anything smaller, the rings and tables leave too little space.
 pub const MIN_POOL_BYTES: u64 = 4 << 20;
-/// Largest pool: the log half of a page word counts units of 64 bytes in 32 bits.
-pub const MAX_POOL_BYTES: u64 = 256 << 30;
+/// Largest pool: the number of a block has 32 bits. Some mappings allow less, see [`Mapping::blocks_max`].
+pub const MAX_POOL_BYTES: u64 = 16 << 40;
 /// Largest file: logical blocks are counted in 32 bits.
 pub const MAX_FILE_BYTES: u64 = 1 << 44;
 /// Most inodes: an inode number has 32 bits, and 0 means none.
@@ -97,12 +96,23 @@ pub const FEATURE_LINKED_RECORDS: u64 = 1;
 /// Incompatible feature: records validate themselves and data by sums that nothing else uses, see `format/checksum.rs`.
 /// A program that does not know the feature would take each record for torn.
 pub const FEATURE_CHECKS_APART: u64 = 2;
+/// Incompatible feature: the superblock says where page words are divided, and how large the units of logs are.
+/// Without it words are divided in the middle, and units have 64 bytes.
+pub const FEATURE_WORD_LAYOUT: u64 = 4;
+/// Incompatible feature: the pool has grown, and its tables lie after its data blocks, in space that was added. A
+/// program that does not know it expects all tables before the data.
+pub const FEATURE_GROWN: u64 = 8;
+/// Incompatible features of each new pool.
+pub(super) const NEW_INCOMPAT: u64 = FEATURE_LINKED_RECORDS | FEATURE_CHECKS_APART;
 /// Incompatible features that this program knows.
-const KNOWN_INCOMPAT: u64 = FEATURE_LINKED_RECORDS | FEATURE_CHECKS_APART;
+const KNOWN_INCOMPAT: u64 = NEW_INCOMPAT | FEATURE_WORD_LAYOUT | FEATURE_GROWN;
 /// Read-only-compatible features that this program knows.
 const KNOWN_RO_COMPAT: u64 = FEATURE_DATA_CHECKSUM | FEATURE_KEYS_IN_REACH;
 
 const CRC_OFFSET: usize = 4088;
+
+/// Units and words of pools that need no others.
+pub(super) const DEFAULT_WORDS: (UnitSize, WordLayout) = (UnitSize::SMALLEST, WordLayout::HALVES);
 
 /// Content of the first and the last block of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -155,6 +165,10 @@ pub struct Superblock {
     pub dedup_offset: u64,
     /// Its entries.
     pub dedup_slots: u64,
+    /// Where page words are divided.
+    pub words: WordLayout,
+    /// Size of the units of page logs.
+    pub unit_size: UnitSize,
 }
 
 /// Encodes the checkpoint: a sequence number and, in the upper 16 bits, its checksum. A checkpoint that is too low
@@ -170,177 +184,7 @@ pub fn decode_checkpoint(word: u64) -> Option<u64> {
     (encode_checkpoint(seq) == word).then_some(seq)
 }
 
-/// Read-only-compatible features of a new pool.
-fn features_of(options: &MkfsOptions) -> u64 {
-    let mut features = 0;
-    if options.data_checksum {
-        features |= FEATURE_DATA_CHECKSUM;
-    }
-    if options.mapping == Mapping::Hashfs {
-        features |= FEATURE_KEYS_IN_REACH;
-    }
-    features
-}
-
-/// The fixed counts of a new pool; each is given by an option or follows from the size.
-struct Counts {
-    rings: u32,
-    ring_bytes: u64,
-    /// Number 0, which is not used, included.
-    inodes: u64,
-    name_slots: u64,
-}
-
-impl Counts {
-    fn choose(size_bytes: u64, options: &MkfsOptions) -> Result<Self, EngineError> {
-        let refuse = |text: String| Err(EngineError::Options(text));
-        let rings = options.rings.unwrap_or(match size_bytes >> 20 {
-            0..16 => 4,
-            16..256 => 8,
-            _ => 16,
-        });
-        if !(1..=256).contains(&rings) {
-            return refuse(format!("{rings} journal rings: choose 1 to 256"));
-        }
-        let inodes = options.inodes.unwrap_or(size_bytes / (16 << 10));
-        if !(15..MAX_INODES).contains(&inodes) {
-            return refuse(format!("{inodes} inodes: choose 15 to {}", MAX_INODES - 1));
-        }
-        let inodes = (inodes + 1).next_multiple_of(BLOCK_BYTES / INODE_BYTES);
-        let names = options.names.unwrap_or(inodes.saturating_mul(2).min(MAX_NAMES));
-        if !(16..=MAX_NAMES).contains(&names) {
-            return refuse(format!("{names} names: choose 16 to {MAX_NAMES}"));
-        }
-        Ok(Self {
-            rings,
-            ring_bytes: ring_bytes(size_bytes, options),
-            inodes,
-            name_slots: names.next_multiple_of(BLOCK_BYTES / 8),
-        })
-    }
-}
-
-/// A ring must hold two of the largest records (a 2 MiB write, about 28 KiB), so 64 KiB is the minimum. With larger
-/// rings, retiring is rarer and fewer operations have to wait for it.
-fn ring_bytes(size_bytes: u64, options: &MkfsOptions) -> u64 {
-    let is_hashfs = options.mapping == Mapping::Hashfs;
-    match size_bytes >> 20 {
-        // Records are larger with data checksums, and with the other mappings: a cuckoo entry is three words that
-        // are not adjacent, and trees split nodes.
-        0..256 if options.data_checksum && !is_hashfs => 256 << 10,
-        0..256 if options.data_checksum || !is_hashfs => 128 << 10,
-        0..256 => 64 << 10,
-        256..1024 => 256 << 10,
-        _ => 1 << 20,
-    }
-}
-
-/// Checks the size of a pool; the error names one that works.
-fn check_size(size_bytes: u64, options: &MkfsOptions) -> Result<(), EngineError> {
-    let refuse = |text: String| Err(EngineError::Options(text));
-    if options.block_bytes.is_some_and(|bytes| u64::from(bytes) != BLOCK_BYTES) {
-        return refuse("block size: only 4096 is supported; leave out --block-size".into());
-    }
-    if size_bytes < MIN_POOL_BYTES {
-        return refuse(format!(
-            "a pool of {} is too small for its journal and tables; give it at least {} MiB",
-            human_bytes(size_bytes),
-            MIN_POOL_BYTES >> 20
-        ));
-    }
-    if size_bytes > MAX_POOL_BYTES {
-        return refuse(format!(
-            "a pool of {} is larger than format {FORMAT_VERSION} can address; give it at most {} GiB",
-            human_bytes(size_bytes),
-            MAX_POOL_BYTES >> 30
-        ));
-    }
-    Ok(())
-}
-
-/// The largest number for which `fits` holds; it holds for all smaller ones, too, and for none above `most`.
-fn largest(most: u64, fits: impl Fn(u64) -> bool) -> u64 {
-    let (mut largest, mut too_many) = (0, most + 1);
-    while largest + 1 < too_many {
-        let middle = largest.midpoint(too_many);
-        if fits(middle) {
-            largest = middle;
-        } else {
-            too_many = middle;
-        }
-    }
-    largest
-}
-
 impl Superblock {
-    /// Decides the layout of a new pool of `size_bytes`. Errors name the option and a value that works.
-    pub fn plan(size_bytes: u64, options: &MkfsOptions, uuid: u128, created_ns: i64) -> Result<Self, EngineError> {
-        check_size(size_bytes, options)?;
-        let size_bytes = size_bytes / BLOCK_BYTES * BLOCK_BYTES;
-        let Counts {
-            rings,
-            ring_bytes,
-            inodes,
-            name_slots,
-        } = Counts::choose(size_bytes, options)?;
-        let journal_offset = 2 * BLOCK_BYTES;
-        let inode_offset = journal_offset + u64::from(rings) * ring_bytes;
-        let name_offset = inode_offset + inodes * INODE_BYTES;
-        let map_offset = name_offset + name_slots * 8;
-        // Whole blocks of entries: a slot for each 256 KiB, 4096 at most.
-        let dedup_slots = (size_bytes >> 18).min(4096) * ENTRY_BYTES / BLOCK_BYTES * BLOCK_BYTES / ENTRY_BYTES;
-        let dedup_bytes = dedup_slots * ENTRY_BYTES;
-        let space = (size_bytes - BLOCK_BYTES).saturating_sub(map_offset + dedup_bytes);
-        let mapping = options.mapping;
-        let map_slots = |blocks: u64| mapping.slots_for(blocks as u32, inodes as u32);
-        let table_bytes = |blocks: u64| mapping.area_bytes(map_slots(blocks)).next_multiple_of(BLOCK_BYTES);
-        let sum_bytes = |blocks: u64| match options.data_checksum {
-            true => (blocks * SUM_BYTES).next_multiple_of(BLOCK_BYTES),
-            false => 0,
-        };
-        // As many as fit together with their share of the tables.
-        let blocks = largest(space / BLOCK_BYTES, |blocks| {
-            table_bytes(blocks) + sum_bytes(blocks) + blocks * BLOCK_BYTES <= space
-        });
-        if blocks < 128 {
-            return Err(EngineError::Options(format!(
-                "{inodes} inodes, {name_slots} names and {rings} rings leave {blocks} data blocks in {size_bytes} \
-                 bytes; ask for fewer of them or a larger --size"
-            )));
-        }
-        let map_end = map_offset + table_bytes(blocks);
-        let dedup_offset = map_end + sum_bytes(blocks);
-        let superblock = Superblock {
-            version: FORMAT_VERSION,
-            uuid,
-            seed: mapping.seed_for(options.seed.unwrap_or((uuid >> 64) as u64 ^ uuid as u64)),
-            size_bytes,
-            features_compat: if dedup_slots > 0 { FEATURE_OUTCOMES } else { 0 },
-            features_ro_compat: features_of(options),
-            features_incompat: KNOWN_INCOMPAT,
-            mapping,
-            rings,
-            ring_bytes,
-            journal_offset,
-            inode_offset,
-            inodes,
-            name_offset,
-            name_slots,
-            map_offset,
-            map_slots: map_slots(blocks),
-            first_block: (dedup_offset + dedup_bytes) / BLOCK_BYTES,
-            blocks,
-            // Enough for a 2 MiB overwrite and the blocks it leaves pending, but never more than a twentieth.
-            reserve_blocks: (blocks / 64).clamp(640, 4096).min(blocks / 20),
-            created_ns,
-            sum_offset: if options.data_checksum { map_end } else { 0 },
-            dedup_offset: if dedup_slots > 0 { dedup_offset } else { 0 },
-            dedup_slots,
-        };
-        superblock.validate(size_bytes)?;
-        Ok(superblock)
-    }
-
     /// Proves that the areas are in order, disjoint and inside `available_bytes`.
     pub fn validate(&self, available_bytes: u64) -> Result<(), EngineError> {
         let damaged = |what: &str| Err(EngineError::Damaged(format!("superblock: {what}")));
@@ -371,8 +215,17 @@ impl Superblock {
         if self.blocks == 0 || self.blocks > MAX_POOL_BYTES / BLOCK_BYTES || self.reserve_blocks > self.blocks {
             return damaged("impossible block counts");
         }
+        if self.blocks > self.mapping.blocks_max() {
+            return damaged("more blocks than its mapping can number");
+        }
         if self.map_slots != self.mapping.slots_for(self.blocks as u32, self.inodes as u32) {
             return damaged("the mapping table does not fit the number of blocks");
+        }
+        if !self
+            .words
+            .fits(self.size_bytes / BLOCK_BYTES, u64::from(self.unit_size.block_units()))
+        {
+            return damaged("page words that cannot number all blocks and all units of logs");
         }
         if self.has_data_checksums() != (self.sum_offset != 0) {
             return damaged("a table of data checksums without the feature, or the feature without a table");
@@ -381,6 +234,11 @@ impl Superblock {
             return damaged("a table of outcomes without the feature, or the feature without a table");
         }
         self.check_areas()
+    }
+
+    /// Whether its tables lie after the data blocks.
+    fn has_grown(&self) -> bool {
+        self.features_incompat & FEATURE_GROWN != 0
     }
 
     fn has_outcomes(&self) -> bool {
@@ -399,18 +257,19 @@ impl Superblock {
             true => (self.sum_offset, self.blocks.checked_mul(SUM_BYTES)),
             false => (outcomes.0, Some(0)),
         };
-        let areas = [
-            (self.journal_offset, u64::from(self.rings).checked_mul(self.ring_bytes)),
-            (self.inode_offset, self.inodes.checked_mul(INODE_BYTES)),
-            (self.name_offset, self.name_slots.checked_mul(8)),
-            (self.map_offset, Some(self.mapping.area_bytes(self.map_slots))),
-            sums,
-            outcomes,
-            (
-                self.first_block.saturating_mul(BLOCK_BYTES),
-                self.blocks.checked_mul(BLOCK_BYTES),
-            ),
-        ];
+        let journal = (self.journal_offset, u64::from(self.rings).checked_mul(self.ring_bytes));
+        let inodes = (self.inode_offset, self.inodes.checked_mul(INODE_BYTES));
+        let names = (self.name_offset, self.name_slots.checked_mul(8));
+        let map = (self.map_offset, Some(self.mapping.area_bytes(self.map_slots)));
+        let data = (
+            self.first_block.saturating_mul(BLOCK_BYTES),
+            self.blocks.checked_mul(BLOCK_BYTES),
+        );
+        let areas = match (self.has_grown(), self.has_data_checksums()) {
+            (false, _) => vec![journal, inodes, names, map, sums, outcomes, data],
+            (true, true) => vec![journal, outcomes, data, inodes, names, map, sums],
+            (true, false) => vec![journal, outcomes, data, inodes, names, map],
+        };
         let mut end = 2 * BLOCK_BYTES;
         for (offset, len) in areas {
             let Some(next) = len.and_then(|len| offset.checked_add(len)) else {
@@ -445,7 +304,15 @@ impl Superblock {
         bytes
     }
 
-    fn words(&self) -> [(usize, u64); 20] {
+    /// Page bits of a word and bytes of a unit, as they are stored.
+    fn stored_word_layout(&self) -> u64 {
+        match self.features_incompat & FEATURE_WORD_LAYOUT != 0 {
+            true => u64::from(self.words.page_bits()) | self.unit_size.bytes() << 32,
+            false => 0,
+        }
+    }
+
+    fn words(&self) -> [(usize, u64); 21] {
         [
             (32, self.seed),
             (40, self.size_bytes),
@@ -467,6 +334,7 @@ impl Superblock {
             (176, self.sum_offset),
             (184, self.dedup_offset),
             (192, self.dedup_slots),
+            (200, self.stored_word_layout()),
         ]
     }
 
@@ -492,6 +360,12 @@ impl Superblock {
         if u64::from(half(12)) != BLOCK_BYTES {
             return Err(EngineError::Damaged("superblock: unknown block size".into()));
         }
+        let (unit_size, words) = match word(64) & FEATURE_WORD_LAYOUT != 0 {
+            true => UnitSize::of_bytes(half(204))
+                .zip(WordLayout::new(half(200)))
+                .ok_or_else(|| EngineError::Damaged("superblock: impossible page words".into()))?,
+            false => DEFAULT_WORDS,
+        };
         let mapping = Mapping::from_number(half(72));
         let mapping = mapping.ok_or_else(|| EngineError::Damaged("superblock: unknown mapping".into()))?;
         Ok(Superblock {
@@ -519,6 +393,8 @@ impl Superblock {
             sum_offset: word(176),
             dedup_offset: word(184),
             dedup_slots: word(192),
+            words,
+            unit_size,
         })
     }
 
@@ -569,8 +445,16 @@ impl Superblock {
     }
 
     /// Every inode number of the pool.
-    pub(crate) fn inums(&self) -> impl Iterator<Item = Inum> + use<> {
+    pub(crate) fn all_inums(&self) -> impl Iterator<Item = Inum> + use<> {
         (1..self.inodes as u32).map(Inum::new)
+    }
+
+    /// Every inode number of the pool, except those whose inodes lie in blank parts of it. Nothing creates inodes
+    /// meanwhile.
+    pub(crate) fn inums<'r>(&self, region: &'r Region) -> impl Iterator<Item = Inum> + use<'r> {
+        region
+            .written_entries(self.inode_offset, 1..self.inodes, INODE_BYTES)
+            .map(|ino| Inum::new(ino as u32))
     }
 
     /// Offset of inode `ino`.
@@ -611,6 +495,17 @@ impl Superblock {
         (self.first_block..self.first_block + self.blocks).contains(&u64::from(block))
     }
 
+    /// Whether a record may set the words of a range: not those of the superblocks, of the control block, or of the
+    /// journal.
+    pub(crate) fn may_be_set(&self, offset: u64, len: u64) -> bool {
+        let journal_end = self.ring_offset(self.rings);
+        offset.is_multiple_of(8)
+            && offset >= journal_end
+            && offset
+                .checked_add(len)
+                .is_some_and(|end| end <= self.second_copy_offset())
+    }
+
     /// Whether each journal record names the previous one.
     pub(crate) fn has_linked_records(&self) -> bool {
         self.features_incompat & FEATURE_LINKED_RECORDS != 0
@@ -634,6 +529,36 @@ impl Superblock {
             inodes: self.inodes as u32,
             seed: self.seed,
             keys_in_reach: self.features_ro_compat & FEATURE_KEYS_IN_REACH != 0,
+            words: self.words,
         }
+    }
+
+    /// The block of a page.
+    #[inline]
+    pub(crate) fn page(&self, word: PageWord) -> BlockNo {
+        self.words.page(word)
+    }
+
+    /// The newest entry of a page's log, from the word of a page that has one.
+    #[inline]
+    pub(crate) fn newest_unit(&self, word: PageWord) -> Unit {
+        Unit::new(self.words.log(word), self.unit_size)
+    }
+
+    /// The word of a page in `block` whose newest log entry is at `unit`.
+    #[inline]
+    pub(crate) fn logged(&self, block: BlockNo, unit: Unit) -> PageWord {
+        self.words.logged(block, unit.number())
+    }
+
+    /// The word of a page in `block` (0: none) that is reserved but not written yet.
+    #[inline]
+    pub(crate) fn unwritten(&self, block: BlockNo) -> PageWord {
+        self.words.unwritten(block)
+    }
+
+    /// The same word for a page that moves to `block`.
+    pub(crate) fn moved(&self, word: PageWord, block: BlockNo) -> PageWord {
+        PageWord(word.0 ^ u64::from(self.page(word)) ^ u64::from(block))
     }
 }

@@ -11,6 +11,7 @@ pub mod layout;
 pub(crate) mod log_entry;
 pub(crate) mod outcome;
 pub(crate) mod page_buffer;
+pub(crate) mod plan;
 pub(crate) mod record;
 pub(crate) mod unit;
 pub(crate) mod xattr;

@@ -595,7 +595,7 @@ impl Journal {
                     Resource::Block(_) => pending.blocks += 1,
                     Resource::MapSlot(_) => pending.map_slots += 1,
                     // Never wait, see `Tx::freed`.
-                    Resource::Inode(_) | Resource::NameSlot(_) | Resource::LogSegment(_) => {}
+                    Resource::Inode(_) | Resource::NameSlot(_) | Resource::LogSegment(..) => {}
                 }
             }
         }

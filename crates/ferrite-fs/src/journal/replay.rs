@@ -21,7 +21,6 @@
 //! damaged, and operations that were durable are lost.
 
 use ferrite_checks::fault_injection::{Bug, is_seeded};
-use ferrite_map::BlockNo;
 use ferrite_pm::Region;
 use rustc_hash::FxHashSet;
 
@@ -112,7 +111,7 @@ pub(crate) fn replay(
     for record in &found {
         for item in items_of(&record.words) {
             if let Item::Words { offset, values } = item {
-                if !may_be_set(superblock, offset, values.len() as u64 * 8) {
+                if !superblock.may_be_set(offset, values.len() as u64 * 8) {
                     return Err(EngineError::Damaged(format!(
                         "journal record {} sets {} words at offset {offset}, outside every table",
                         record.seq,
@@ -304,12 +303,4 @@ fn data_survived(region: &Region, how: Check, record: &Found) -> bool {
             in_pool && how.data(&bytes) == check
         }
     })
-}
-
-/// Records set words of the tables and of data blocks only.
-fn may_be_set(superblock: &Superblock, offset: u64, len: u64) -> bool {
-    let end = superblock.block_offset(BlockNo::new((superblock.first_block + superblock.blocks) as u32));
-    offset.is_multiple_of(8)
-        && offset >= superblock.inode_offset
-        && offset.checked_add(len).is_some_and(|last| last <= end)
 }

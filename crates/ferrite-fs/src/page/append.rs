@@ -6,17 +6,15 @@
 //! are overwritten later.
 
 use crate::cache::logged::Cause;
-use crate::format::log_entry::LOG_UNITS_MAX;
 use ferrite_map::{MapTx, PageId, PageWord, Resource};
 use ferrite_pm::profile::{self, ProfileSpan};
 use ferrite_vfs::Result;
 
 use super::{block, scan};
 use crate::format::layout::BLOCK_BYTES;
-use crate::format::log_entry::has_log;
-use crate::format::log_entry::{Entry, Header, Trailer, units_for};
+use crate::format::log_entry::{Entry, Header, Trailer};
 use crate::format::page_buffer::PageBuffer;
-use crate::format::unit::{UNIT_BYTES, Unit};
+use crate::format::unit::Unit;
 use crate::pool::core::{Core, map_error};
 use crate::pool::tx::Tx;
 use crate::space::blocks::Class;
@@ -24,10 +22,10 @@ use crate::space::blocks::Class;
 const PAGE: usize = BLOCK_BYTES as usize;
 /// Longest entry. A longer write leaves so little to copy that a copy costs no more than the entry and its merge.
 pub(crate) const LOG_BYTES_MAX: usize = 2560;
-/// Entries of fewer units, including a header, fit in the small buffer.
-const SMALL_UNITS: u32 = 6;
-/// Largest segment that the growth of a log leads to; a longer entry may still need a larger one.
-const GROWTH_UNITS_MAX: u32 = 32;
+/// Bytes of the small buffer.
+const SMALL_BYTES: usize = 384;
+/// The growth of a log leads to segments of at most this part of a block; a longer entry may still need a larger one.
+const GROWTH_PART: u32 = 2;
 
 /// New content for part of a page.
 #[derive(Debug, Clone, Copy)]
@@ -65,13 +63,14 @@ enum Way {
 
 /// Makes the choice, alone. `newest` is the newest entry of the page's log.
 fn choose(core: &Core, newest: Option<&Trailer>, within: usize, part: Part<'_>, appends: bool) -> Way {
+    let size = core.superblock.unit_size;
     let (len, data_len) = (part.len(), part.data().len());
     let log_units = newest.map_or(0, |newest| u32::from(newest.log_units));
-    let fits_tail = newest.is_some_and(|newest| u32::from(newest.space) >= units_for(data_len));
-    let too_long = log_units >= LOG_UNITS_MAX && !fits_tail;
+    let fits_tail = newest.is_some_and(|newest| u32::from(newest.space) >= size.units_for(data_len));
+    let too_long = log_units >= size.log_units_max() && !fits_tail;
     // An append that ends with the page: nothing will be added to it for a while, so merge it while it is at hand.
     let fills = appends && within + len == PAGE && newest.is_some();
-    if core.options.cow_only || data_len > LOG_BYTES_MAX || too_long || fills {
+    if core.options.cow_only || !size.allows_logs() || data_len > LOG_BYTES_MAX || too_long || fills {
         Way::Copy
     } else {
         Way::Log
@@ -87,7 +86,7 @@ pub(crate) fn write_part(
     (within, part): (usize, Part<'_>),
     appends: bool,
 ) -> Result<()> {
-    let newest = match has_log(word) {
+    let newest = match word.has_log() {
         true => Some(profile::within(ProfileSpan::Lookup, || scan::newest(core, page, word))?),
         false => None,
     };
@@ -118,7 +117,8 @@ fn append(
     newest: Option<&Entry>,
     (within, part): (usize, Part<'_>),
 ) -> Result<bool> {
-    let units = units_for(part.data().len());
+    let size = core.superblock.unit_size;
+    let (units, unit_bytes) = (size.units_for(part.data().len()), size.bytes() as usize);
     let trailer = Trailer {
         offset: within as u16,
         len: part.len() as u16,
@@ -130,11 +130,11 @@ fn append(
     };
     // Clearing a page's worth of stack would cost as much as a small entry does.
     let (mut small, mut large);
-    let buffer: &mut [u8] = if units < SMALL_UNITS {
-        small = [0; (SMALL_UNITS * UNIT_BYTES as u32) as usize];
+    let buffer: &mut [u8] = if (units as usize + 1) * unit_bytes <= SMALL_BYTES {
+        small = [0; SMALL_BYTES];
         &mut small
     } else {
-        large = [0; PAGE + UNIT_BYTES as usize];
+        large = [0; PAGE];
         &mut large
     };
     let unit = match newest {
@@ -148,7 +148,7 @@ fn append(
     };
     let PageId { ino, lblk } = page;
     tx.set_class(Class::Replacing);
-    let new = PageWord::new(word.page(), unit.0);
+    let new = core.superblock.logged(core.superblock.page(word), unit);
     profile::within(ProfileSpan::Lookup, || {
         core.map.replace(tx, PageId::new(ino, lblk), new)
     })
@@ -165,11 +165,11 @@ fn extend_segment(
     (mut trailer, part): (Trailer, Part<'_>),
     buffer: &mut [u8],
 ) -> Unit {
-    let units = units_for(part.data().len());
+    let units = newest.unit.size().units_for(part.data().len());
     trailer.index = newest.trailer.index + units as u8;
     trailer.space = newest.trailer.space - units as u8;
     let unit = newest.unit.plus(units);
-    let bytes = &mut buffer[..(units as usize) << 6];
+    let bytes = &mut buffer[..newest.unit.size().bytes_of(units)];
     profile::within(ProfileSpan::Checksum, || trailer.encode(page, unit, part.data(), bytes));
     tx.stream_log(newest.unit.end(), bytes);
     unit
@@ -185,8 +185,10 @@ fn start_segment(
     (mut trailer, part): (Trailer, Part<'_>),
     buffer: &mut [u8],
 ) -> Option<Unit> {
-    let units = units_for(part.data().len());
-    let grown = newest.map_or(0, |newest| (newest.trailer.segment_units() * 2).min(GROWTH_UNITS_MAX));
+    let size = core.superblock.unit_size;
+    let units = size.units_for(part.data().len());
+    let most = size.block_units() / GROWTH_PART;
+    let grown = newest.map_or(0, |newest| (newest.trailer.segment_units() * 2).min(most));
     let claim = || core.log_space.alloc(&core.alloc, (units + 1).max(grown));
     let segment = profile::within(ProfileSpan::Claim, claim)?;
     tx.claimed(segment.header.segment());
@@ -198,19 +200,19 @@ fn start_segment(
         previous: newest.map(|newest| newest.unit),
     };
     let unit = segment.header.plus(units);
-    let bytes = &mut buffer[..(units as usize + 1) << 6];
+    let bytes = &mut buffer[..size.bytes_of(units + 1)];
     profile::within(ProfileSpan::Checksum, || {
         header.encode(page, bytes);
-        trailer.encode(page, unit, part.data(), &mut bytes[UNIT_BYTES as usize..]);
+        trailer.encode(page, unit, part.data(), &mut bytes[size.bytes() as usize..]);
     });
     match newest {
         Some(newest) => {
-            tx.set_word(newest.segment().header.offset(), u64::from(segment.header.0));
+            tx.set_word(newest.segment().header.offset(), segment.header.number());
         }
         None => profile::within(ProfileSpan::Books, || {
             // This inode is locked here: its words show that, except for pages that this transaction has listed.
             let may_have_log = |other: PageId| match other.ino == page.ino {
-                true => has_log(core.map.get(other)),
+                true => core.map.get(other).has_log(),
                 false => scan::may_have_log(core, other),
             };
             let lists_first = !tx.streams_log_units();
@@ -239,7 +241,7 @@ fn copy(
     tx.set_class(Class::Replacing);
     let mut merged = PageBuffer::take();
     // The copy gets a new checksum: damage that was not detected here would never be.
-    match tx.is_bound() && !has_log(word) {
+    match tx.is_bound() && !word.has_log() {
         true => block::read_bound(core, page, word, 0, &mut merged[..])?,
         false => drop(profile::within(ProfileSpan::Copy, || {
             scan::read(core, page, word, 0, &mut merged[..])
@@ -251,14 +253,14 @@ fn copy(
     }
     let fresh = tx.alloc_block().map_err(map_error)?;
     tx.stream_last_page(page, fresh, &merged[..]);
-    let new = PageWord::new(fresh, 0);
+    let new = PageWord::of_block(fresh);
     profile::within(ProfileSpan::Lookup, || {
         core.map.replace(tx, PageId::new(ino, lblk), new)
     })
     .map_err(map_error)?;
-    tx.freed(Resource::Block(word.page()));
+    tx.freed(Resource::Block(core.superblock.page(word)));
     scan::free(core, tx, page, word)?;
-    if has_log(word) {
+    if word.has_log() {
         core.merges.count(cause);
     }
     Ok(())

@@ -29,7 +29,7 @@ pub(crate) fn for_block(core: &Core, page: PageId, block: BlockNo, data: &[u8]) 
 /// whole block is verified.
 #[inline]
 pub(crate) fn read_block(core: &Core, page: PageId, word: PageWord, from: usize, part: &mut [u8]) -> Result<()> {
-    let block = word.page();
+    let block = core.superblock.page(word);
     if !core.superblock.is_data_block(block) {
         return Err(no_data(page, block));
     }
@@ -50,8 +50,8 @@ pub(crate) fn read_block(core: &Core, page: PageId, word: PageWord, from: usize,
 /// slowly. For callers that will copy the page, but must wait for something else first.
 #[inline]
 pub(crate) fn prefetch_all(core: &Core, word: PageWord) {
-    if core.superblock.is_data_block(word.page()) {
-        let offset = core.superblock.block_offset(word.page());
+    if core.superblock.is_data_block(core.superblock.page(word)) {
+        let offset = core.superblock.block_offset(core.superblock.page(word));
         (0..BLOCK_BYTES)
             .step_by(LINE_BYTES as usize)
             .for_each(|line| core.region.prefetch(offset + line));
@@ -61,7 +61,7 @@ pub(crate) fn prefetch_all(core: &Core, word: PageWord) {
 /// The same for a page of a bound file, whose content others may change: if data carries checksums, only the identity
 /// of the block's page is verified.
 pub(crate) fn read_bound(core: &Core, page: PageId, word: PageWord, from: usize, part: &mut [u8]) -> Result<()> {
-    let block = word.page();
+    let block = core.superblock.page(word);
     if !core.superblock.is_data_block(block) {
         return Err(no_data(page, block));
     }

@@ -4,7 +4,6 @@ use ferrite_map::{Lblk, PageId};
 use ferrite_vfs::{Ino, Result};
 
 use super::scan;
-use crate::format::log_entry::has_log;
 use crate::options::{EntryDump, PageDump};
 use crate::pool::core::Core;
 
@@ -18,7 +17,7 @@ pub(crate) fn dump(core: &Core, ino: Ino) -> Result<Vec<PageDump>> {
     core.map.for_range(mem.ino, Lblk::FIRST, 1 << 32, &mut |entry| {
         pages.push(PageDump {
             page: entry.lblk.get(),
-            block: entry.word.page().get(),
+            block: core.superblock.page(entry.word).get(),
             unwritten: entry.word.is_unwritten(),
             word: entry.word.0,
             entries: Vec::new(),
@@ -28,18 +27,18 @@ pub(crate) fn dump(core: &Core, ino: Ino) -> Result<Vec<PageDump>> {
     pages.sort_unstable_by_key(|page| page.page);
     for page in &mut pages {
         let word = ferrite_map::PageWord(page.word);
-        if has_log(word) {
+        if word.has_log() {
             scan::entries(
                 core.media(),
                 PageId::new(mem.ino, Lblk::new(page.page)),
                 word,
                 &mut |entry| {
                     page.entries.push(EntryDump {
-                        unit: entry.unit.0,
+                        unit: entry.unit.number(),
                         offset: entry.trailer.offset,
                         len_bytes: entry.trailer.len,
                         zeros: entry.trailer.zero,
-                        segment: entry.segment().header.0,
+                        segment: entry.segment().header.number(),
                     });
                     Ok(true)
                 },

@@ -26,7 +26,6 @@ use ferrite_vfs::{FsError, Result, SpaceOf};
 use super::{append, scan};
 use crate::cache::inodes::InodeMem;
 use crate::cache::logged::Cause;
-use crate::format::log_entry::has_log;
 use crate::format::page_buffer::PageBuffer;
 use crate::format::unit::Unit;
 use crate::page::block;
@@ -119,7 +118,7 @@ fn merge_by_records(core: &Core, mem: &Arc<InodeMem>, lblks: &[Lblk], cause: Cau
         let page = PageId::new(mem.ino, lblk);
         let mut tx = Tx::new(core, Purpose::Background);
         let word = core.map.get(page);
-        if mem.is_dead() || !has_log(word) {
+        if mem.is_dead() || !word.has_log() {
             continue;
         }
         append::rewrite(core, &mut tx, page, word, cause)?;
@@ -133,7 +132,7 @@ fn merge_by_records(core: &Core, mem: &Arc<InodeMem>, lblks: &[Lblk], cause: Cau
 fn merged_page(core: &Core, mem: &InodeMem, version: u64, lblk: Lblk) -> Result<Option<Merged>> {
     let page = PageId::new(mem.ino, lblk);
     let word = core.map.get(PageId::new(mem.ino, lblk));
-    if mem.is_dead() || !has_log(word) {
+    if mem.is_dead() || !word.has_log() {
         return Ok(None);
     }
     let mut merged = PageBuffer::take();
@@ -184,8 +183,8 @@ fn install(core: &Core, mem: &Arc<InodeMem>, version: u64, pages: &[Merged]) -> 
 fn swing(core: &Core, mem: &InodeMem, page: &Merged) -> bool {
     let at_once = is_seeded(Bug::MergedSpaceAtOnce);
     let segments = page.segments.iter().map(|&header| header.segment());
-    let old = segments.chain([Resource::Block(page.word.page())]);
-    let new = PageWord::new(page.block, 0);
+    let old = segments.chain([Resource::Block(core.superblock.page(page.word))]);
+    let new = PageWord::of_block(page.block);
     let freed = old.clone().filter(|_| !at_once);
     core.log_space.set_waiting(page.segments.iter().copied(), !at_once);
     let seq = core.journal.install(mem.last_seq(), freed, || {
@@ -211,7 +210,7 @@ pub(crate) fn merge_some(core: &Core, most: usize, cause: Cause, enough: &mut dy
         let word = core.map.get(page);
         // A log that cannot be read may just be in use by a writer: the page must not drop out of the lists for that.
         let units = || scan::newest(core, page, word).map_or(0, |entry| entry.trailer.log_units);
-        has_log(word).then(units)
+        word.has_log().then(units)
     };
     let taken = core.candidates.take(most);
     let mut pages = Vec::new();
@@ -235,7 +234,7 @@ pub(crate) fn merge_some(core: &Core, most: usize, cause: Cause, enough: &mut dy
         match result {
             Ok(true) => done += 1,
             // A writer is using it: it stays a candidate if it still has a log.
-            Ok(false) if has_log(core.map.get(page)) => core.candidates.put_back(page),
+            Ok(false) if core.map.get(page).has_log() => core.candidates.put_back(page),
             Ok(false) => {}
             // Damage, which has already been reported: the others can still be merged, and retrying this one would fail
             // again.
@@ -337,7 +336,7 @@ mod tests {
         let core = engine.core();
         let mem = core.inode(ino).unwrap();
         let version = mem.begin_read().unwrap();
-        assert!(has_log(core.map.get(PageId::new(mem.ino, Lblk::FIRST))));
+        assert!(core.map.get(PageId::new(mem.ino, Lblk::FIRST)).has_log());
         assert!(merge(core, &mem, Lblk::FIRST, Cause::Idle).unwrap());
         assert!(
             !mem.end_read(version),

@@ -4,7 +4,6 @@
 //! stay in the pool, walks are bounded, and the caller validates the inode's version before it trusts a result or an
 //! error.
 
-use crate::format::log_entry::has_log;
 use crate::pool::tx::Tx;
 use ferrite_map::{MapTx, PageId, PageWord};
 use ferrite_pm::Region;
@@ -13,15 +12,15 @@ use ferrite_vfs::Result;
 
 use crate::format::data_sum;
 use crate::format::layout::Superblock;
-use crate::format::log_entry::LOG_UNITS_MAX;
 use crate::format::log_entry::{Entry, Span};
 use crate::format::page_buffer::PageBuffer;
-use crate::format::unit::{BLOCK_UNITS, Segment, Unit};
+use crate::format::unit::{BLOCK_UNITS_MAX, Segment, Unit};
 use crate::page::block;
 use crate::pool::core::Core;
 
-/// More entries than a log can have.
-const ENTRIES_MAX: usize = LOG_UNITS_MAX as usize + 2 * BLOCK_UNITS as usize;
+/// More entries than a log can have: each has a unit at least, and a log that has a block's worth of units grows no
+/// more, except by one segment.
+const ENTRIES_MAX: usize = 3 * BLOCK_UNITS_MAX as usize;
 
 /// A read of less gets few lines of the block, if any.
 const PREFETCH_BYTES_MIN: usize = 2048;
@@ -39,7 +38,7 @@ fn entry_at((region, superblock): (&Region, &Superblock), page: PageId, unit: Un
 /// Starts loading the newest entry of a logged page.
 #[inline]
 pub(crate) fn prefetch_newest(core: &Core, word: PageWord) {
-    let unit = Unit::newest_of(word);
+    let unit = core.superblock.newest_unit(word);
     // A damaged word may name anything.
     if core.superblock.is_data_block(unit.block()) {
         core.region.prefetch(unit.offset());
@@ -49,7 +48,7 @@ pub(crate) fn prefetch_newest(core: &Core, word: PageWord) {
 /// The newest entry of a logged page.
 #[inline]
 pub(crate) fn newest(core: &Core, page: PageId, word: PageWord) -> Result<Entry> {
-    entry_at(core.media(), page, Unit::newest_of(word))
+    entry_at(core.media(), page, core.superblock.newest_unit(word))
 }
 
 /// Calls `visit` for the entries of a page, newest first, until it returns false.
@@ -59,7 +58,7 @@ pub(crate) fn entries(
     word: PageWord,
     visit: &mut dyn FnMut(&Entry) -> Result<bool>,
 ) -> Result<()> {
-    let mut at = Some(Unit::newest_of(word));
+    let mut at = Some(superblock.newest_unit(word));
     // Segment of the newer entry just visited, if the next one must be in it too.
     let mut within = None;
     for _ in 0..ENTRIES_MAX {
@@ -71,7 +70,7 @@ pub(crate) fn entries(
             let what = format!("log entry at unit {unit} claims a different segment than the entry after it");
             return Err(data_sum::damaged(page, what));
         }
-        within = (!entry.trailer.is_first()).then_some(segment);
+        within = (!entry.is_first()).then_some(segment);
         if !visit(&entry)? {
             return Ok(());
         }
@@ -159,7 +158,7 @@ impl Gaps {
 /// Copies the bytes from `from` on of a written page to `part`. Returns how many log entries were walked. If data
 /// carries checksums, everything that was walked is verified, and the block too if any of it is used.
 pub(crate) fn read(core: &Core, page: PageId, word: PageWord, from: usize, part: &mut [u8]) -> Result<usize> {
-    if !has_log(word) {
+    if !word.has_log() {
         block::read_block(core, page, word, from, part)?;
         return Ok(0);
     }
@@ -242,13 +241,13 @@ fn read_forward(core: &Core, page: PageId, word: PageWord, from: usize, part: &m
 
 /// Whether a page has a log, or may be getting one: a writer lists it before its record is stored.
 pub(crate) fn may_have_log(core: &Core, page: PageId) -> bool {
-    let has_log = || has_log(core.map.get(page));
+    let has_log = || core.map.get(page).has_log();
     has_log() || core.inodes.is_changing(page.ino) || has_log()
 }
 
 /// Frees the log of a page whose word `tx` replaces or removes.
 pub(crate) fn free(core: &Core, tx: &mut Tx<'_>, page: PageId, word: PageWord) -> Result<()> {
-    if has_log(word) {
+    if word.has_log() {
         segments(core, page, word, &mut |segment| {
             tx.freed(segment.header.segment());
         })?;

@@ -265,7 +265,10 @@ impl Core {
                 was_used
             }
             Resource::NameSlot(slot) => self.names.release(slot),
-            Resource::LogSegment(unit) => self.log_space.release(&self.alloc, Unit::of_segment(unit)),
+            Resource::LogSegment(block, index) => {
+                let header = Unit::first_of(block, self.superblock.unit_size).plus(u32::from(index));
+                self.log_space.release(&self.alloc, header)
+            }
         };
         if !was_used {
             self.freed_twice(resource);

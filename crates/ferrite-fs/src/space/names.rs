@@ -20,8 +20,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::bounds::Bounds;
+use ferrite_map::load::Table;
 use ferrite_map::{BlockNo, Inum, MapTx, NameSlotNo, Resource, StoredWord};
-use ferrite_pm::{Region, line_trace};
+use ferrite_pm::{LINE_BYTES, Region, line_trace};
 use ferrite_vfs::{FileKind, FsError, Result, SpaceOf};
 
 use crate::format::dentry;
@@ -138,7 +139,7 @@ impl NameTable {
 
     /// Reads the whole table: which slots are used, and how far keys are from home. Called once, at mount.
     pub(crate) fn load(&self) {
-        for line in 0..self.lines {
+        for line in self.region.written_entries(self.offset, 0..self.lines, LINE_BYTES) {
             let words = self.region.words(self.offset + line * 64, NAME_LINE_SLOTS as usize);
             for (index, word) in words.iter().enumerate() {
                 let word = word.load(Ordering::Relaxed);
@@ -289,10 +290,31 @@ impl NameTable {
         Some(changes)
     }
 
+    /// For a pool that grows: the words of `larger`, another table of the same pool that is empty, with all names of
+    /// this one. False if there is no space.
+    pub(crate) fn rehash_into(&self, larger: &NameTable, put: &mut dyn FnMut(StoredWord)) -> bool {
+        let used = self
+            .region
+            .written_entries(self.offset, 0..self.lines, LINE_BYTES)
+            .flat_map(|line| self.used_in(line..line + 1));
+        for (_, word) in used {
+            let home = larger.home(word >> TAG_SHIFT) * NAME_LINE_SLOTS;
+            let slots = larger.lines * NAME_LINE_SLOTS;
+            let mut free = (0..slots).map(|step| (home + step) % slots);
+            let Some(slot) = free.find(|&slot| larger.used.claim(slot)) else {
+                return false;
+            };
+            put(StoredWord::new(larger.offset + slot * 8, word));
+        }
+        true
+    }
+
     /// Visits every used slot with the pool offset that its word points to (`None` if outside the data blocks). For
     /// fsck.
     pub(crate) fn for_each(&self, visit: &mut dyn FnMut(NameSlotNo, Option<u64>)) {
-        self.used_in(0..self.lines)
+        self.region
+            .written_entries(self.offset, 0..self.lines, LINE_BYTES)
+            .flat_map(|line| self.used_in(line..line + 1))
             .for_each(|(slot, word)| visit(slot, self.target(word)));
     }
 
@@ -301,6 +323,17 @@ impl NameTable {
         (lines.start * NAME_LINE_SLOTS..lines.end * NAME_LINE_SLOTS)
             .map(|slot| (NameSlotNo::at(slot), self.region.load(self.offset + slot * 8)))
             .filter(|&(_, word)| word != 0)
+    }
+
+    /// The table on the medium, in units of `groups` groups.
+    pub(crate) fn table_of_groups(&self, groups: u64) -> Table<'_> {
+        Table::of(&self.region, self.offset, groups * GROUP_LINES * LINE_BYTES)
+    }
+
+    /// The groups for [`Self::each_of_group`], except those in parts of a sparse pool where nothing was ever stored.
+    pub(crate) fn written_groups(&self) -> impl Iterator<Item = u64> + use<'_> {
+        self.region
+            .written_entries(self.offset, 0..self.groups(), GROUP_LINES * LINE_BYTES)
     }
 
     /// How many groups there are for [`Self::each_of_group`].

@@ -15,12 +15,12 @@ use ferrite_map::BlockNo;
 use ferrite_pm::line_trace;
 use rustc_hash::FxHashMap;
 
-use crate::format::unit::{BLOCK_UNITS, Segment, UNIT_BYTES, Unit};
+use crate::format::unit::{Segment, Unit, UnitSize};
 use crate::lock_order;
 use crate::space::blocks::{BlockAlloc, Class};
 use crate::thread::thread_number;
 
-/// Sizes of segments, in units.
+/// Sizes of segments, in units; a block of large units holds only segments of the smaller sizes.
 pub(crate) const SEGMENT_UNITS: [u32; 5] = [4, 8, 16, 32, 64];
 const SIZES: usize = SEGMENT_UNITS.len();
 const PURSES: usize = 16;
@@ -51,8 +51,8 @@ impl Slab {
         }
     }
 
-    fn full(size: usize) -> u64 {
-        u64::MAX >> (64 - BLOCK_UNITS / SEGMENT_UNITS[size])
+    fn full(unit_size: UnitSize, size: usize) -> u64 {
+        u64::MAX >> (64 - unit_size.block_units() / SEGMENT_UNITS[size])
     }
 
     /// The bit of the segment whose header is at `unit`.
@@ -101,6 +101,7 @@ pub(crate) struct LogUsage {
 
 /// The log space of a mounted pool.
 pub(crate) struct LogSpace {
+    unit_size: UnitSize,
     shared: Mutex<lock_order::LogSlabs, Shared>,
     purses: Box<[CachePadded<Mutex<lock_order::LogPurse, Purse>>]>,
 }
@@ -113,8 +114,9 @@ fn size_index(units: u32) -> usize {
 }
 
 impl LogSpace {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(unit_size: UnitSize) -> Self {
         LogSpace {
+            unit_size,
             shared: Mutex::default(),
             purses: (0..PURSES).map(|_| CachePadded::default()).collect(),
         }
@@ -141,7 +143,7 @@ impl LogSpace {
         line_trace::line("log slabs", &self.shared);
         let mut shared = self.shared.lock();
         let shared = &mut *shared;
-        let full = Slab::full(size);
+        let full = Slab::full(self.unit_size, size);
         let partial = loop {
             let Some(block) = shared.partial[size].pop() else {
                 break None;
@@ -162,9 +164,9 @@ impl LogSpace {
         let slab = shared.slabs.get_mut(&block)?;
         let units = SEGMENT_UNITS[size];
         // Highest first, so that the lowest is popped first.
-        for index in (0..BLOCK_UNITS / units).rev() {
+        for index in (0..self.unit_size.block_units() / units).rev() {
             if slab.used >> index & 1 == 0 {
-                into.push(Unit::first_of(block).plus(index * units));
+                into.push(Unit::first_of(block, self.unit_size).plus(index * units));
                 shared.used_units += u64::from(units);
             }
         }
@@ -187,7 +189,7 @@ impl LogSpace {
         if slab.used & bit == 0 {
             return false;
         }
-        let was_full = slab.used == Slab::full(size);
+        let was_full = slab.used == Slab::full(unit.size(), size);
         slab.used &= !bit;
         slab.waiting &= !bit;
         shared.used_units -= u64::from(SEGMENT_UNITS[size]);
@@ -279,7 +281,7 @@ impl LogSpace {
         let Shared { slabs, partial, .. } = &mut *shared;
         for (&block, slab) in slabs.iter() {
             let size = usize::from(slab.size);
-            if slab.used != Slab::full(size) {
+            if slab.used != Slab::full(self.unit_size, size) {
                 partial[size].push(block);
             }
         }
@@ -290,7 +292,7 @@ impl LogSpace {
         let shared = self.shared.lock();
         LogUsage {
             blocks: shared.slabs.len() as u64,
-            used_bytes: shared.used_units * UNIT_BYTES,
+            used_bytes: shared.used_units * self.unit_size.bytes(),
         }
     }
 
@@ -314,7 +316,7 @@ mod tests {
         let blocks = BlockAlloc::new(&superblock);
         blocks.open();
         let free = blocks.free();
-        let space = LogSpace::new();
+        let space = LogSpace::new(superblock.unit_size);
         let mut taken: Vec<_> = (0..1000).map(|n| space.alloc(&blocks, n % 64 + 1).unwrap()).collect();
         for (n, segment) in taken.iter().enumerate() {
             assert!(segment.units > n as u32 % 64 && segment.is_aligned());
@@ -336,12 +338,12 @@ mod tests {
     fn mount_finds_overlaps() {
         let superblock = Superblock::plan(16 << 20, &MkfsOptions::default(), 1, 0).unwrap();
         let blocks = BlockAlloc::new(&superblock);
-        let first = Unit::first_of(BlockNo::new(superblock.first_block as u32));
+        let first = Unit::first_of(BlockNo::new(superblock.first_block as u32), superblock.unit_size);
         let segment = |units_behind, units| Segment {
             header: first.plus(units_behind),
             units,
         };
-        let space = LogSpace::new();
+        let space = LogSpace::new(superblock.unit_size);
         assert!(space.set_used(|block| blocks.set_used(block), segment(0, 4)).is_ok());
         assert!(space.set_used(|block| blocks.set_used(block), segment(4, 4)).is_ok());
         assert!(

@@ -129,7 +129,7 @@ fn store_target(core: &Core, tx: &mut Tx<'_>, ino: Inum, inode: &mut Inode, targ
     let mut page = [0; BLOCK_BYTES as usize];
     page[..target.len()].copy_from_slice(target);
     tx.stream_page(PageId::new(ino, Lblk::FIRST), block, &page);
-    tx.insert_page(PageId::new(ino, Lblk::FIRST), PageWord::new(block, 0))?;
+    tx.insert_page(PageId::new(ino, Lblk::FIRST), PageWord::of_block(block))?;
     inode.set_blocks(1);
     Ok(())
 }

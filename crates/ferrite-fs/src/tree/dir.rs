@@ -46,8 +46,13 @@ struct Space {
 fn block_of(core: &Core, dir: Inum, lblk: u64) -> Result<Option<u64>> {
     match core.map.get(PageId::new(dir, Lblk::at(lblk))) {
         PageWord::HOLE => Ok(None),
-        word if core.superblock.is_data_block(word.page()) => Ok(Some(core.superblock.block_offset(word.page()))),
-        word => Err(data_sum::no_data(PageId::new(dir, Lblk::at(lblk)), word.page())),
+        word if core.superblock.is_data_block(core.superblock.page(word)) => {
+            Ok(Some(core.superblock.block_offset(core.superblock.page(word))))
+        }
+        word => Err(data_sum::no_data(
+            PageId::new(dir, Lblk::at(lblk)),
+            core.superblock.page(word),
+        )),
     }
 }
 
@@ -253,7 +258,7 @@ fn add_block(core: &Core, tx: &mut Tx<'_>, dir: Inum, inode: &mut Inode, hole: O
         return Err(FsError::damaged(u64::from(dir), what));
     }
     let block = tx.alloc_block().map_err(crate::pool::core::map_error)?;
-    tx.insert_page(page, PageWord::new(block, 0))?;
+    tx.insert_page(page, PageWord::of_block(block))?;
     let offset = core.superblock.block_offset(block);
     let [first, second] = dentry::block_header(dir, page.lblk);
     tx.set_word(offset, first);
@@ -309,13 +314,8 @@ pub(crate) fn remove(
     }
     // The entry's words stay unchanged: the block is free, and nothing points to it.
     let block = BlockNo::of_offset(block_offset);
-    if core
-        .map
-        .remove(tx, PageId::new(dir, lblk))
-        .map_err(crate::pool::core::map_error)?
-        .page()
-        != block
-    {
+    let removed = core.map.remove(tx, PageId::new(dir, lblk));
+    if core.superblock.page(removed.map_err(crate::pool::core::map_error)?) != block {
         let what = format!("a name in the directory leads to block {block}, which is not its block {lblk}");
         return Err(FsError::damaged(u64::from(dir), what));
     }

@@ -5,7 +5,6 @@ use ferrite_pm::Region;
 use ferrite_vfs::{FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, RenameMode, SYSTEM};
 
 use crate::format::layout::BLOCK_BYTES;
-use crate::format::log_entry::has_log;
 use crate::format::unit::Unit;
 use crate::page::scan;
 use crate::pool::core::map_error;
@@ -117,7 +116,7 @@ fn unfreeable(engine: &Engine, name: &[u8]) -> Ino {
     let core = engine.core();
     let page = PageId::from_raw(ino as u32, 50);
     let word = core.map.get(page);
-    assert!(has_log(word));
+    assert!(word.has_log());
     let mut headers = Vec::new();
     scan::segments(core, page, word, &mut |segment| headers.push(segment.header)).unwrap();
     for at in (0..64).step_by(8) {
@@ -250,7 +249,7 @@ fn what_is_freed_twice_stops_changes_and_no_thread() {
         twice(&|_| Resource::Block(BlockNo::new(1)));
         twice(&|engine| {
             let block = BlockNo::new(engine.core().superblock.first_block as u32 + 2000);
-            Unit::first_of(block).segment()
+            Unit::first_of(block, engine.core().superblock.unit_size).segment()
         });
         twice(&|_| Resource::NameSlot(NameSlotNo::new(7)));
         twice(&|_| Resource::Inode(Inum::new(77)));

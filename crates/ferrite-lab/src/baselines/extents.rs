@@ -403,7 +403,7 @@ impl FileMap for ExtentTree {
             return Err(MapError::Damaged(format!("extent tree of inode {ino}")));
         };
         let place = at.wrapping_add(1);
-        let joins = |entry: Entry| word.log() == 0 && entry.word >> 32 == 0 && entry.len < u32::MAX;
+        let joins = |entry: Entry| word.is_plain() && entry.word >> 32 == 0 && entry.len < u32::MAX;
         if at != u64::MAX {
             let before = read_entry(tx, leaf, at);
             let follows = before.first.checked_add(before.len) == Some(lblk.get());

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ferrite_map::{MapTx, PageId, PageWord, Resource, TransCache};
 
-use crate::pool::{Pool, PoolPlan};
+use crate::pool::{Pool, PoolPlan, page_of};
 use crate::structure::Structure;
 use ferrite_measure::Rng;
 
@@ -66,19 +66,19 @@ fn changed(pool: &Pool, rng: &mut Rng, model: &Model, abort: bool) -> Option<Mod
                     after.remove(&(ino, lblk));
                 }
                 (_, Some(_)) if kind == 1 => {
-                    let word = PageWord::new(pool.map.alloc_page(tx, PageId::from_raw(ino, lblk))?, 0);
+                    let word = PageWord::of_block(pool.map.alloc_page(tx, PageId::from_raw(ino, lblk))?);
                     pool.map.replace(tx, PageId::from_raw(ino, lblk), word)?;
                     after.insert((ino, lblk), word);
                 }
                 (_, Some(_)) => continue,
                 (_, None) => {
-                    let word = PageWord::new(pool.map.alloc_page(tx, PageId::from_raw(ino, lblk))?, 0);
+                    let word = PageWord::of_block(pool.map.alloc_page(tx, PageId::from_raw(ino, lblk))?);
                     pool.map.insert(tx, PageId::from_raw(ino, lblk), word)?;
                     after.insert((ino, lblk), word);
                 }
             }
             if let Some(old) = old {
-                tx.freed(Resource::Block(old.page()));
+                tx.freed(Resource::Block(page_of(old)));
             }
         }
         if abort {
@@ -125,7 +125,7 @@ fn structures_grow_to_a_full_pool() {
         for lblk in 0..3600 {
             assert!(
                 pool.geometry
-                    .is_data_block(pool.map.get(PageId::from_raw(1, lblk)).page()),
+                    .is_data_block(page_of(pool.map.get(PageId::from_raw(1, lblk)))),
                 "{}: {lblk}",
                 structure.name()
             );

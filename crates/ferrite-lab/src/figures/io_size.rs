@@ -11,7 +11,7 @@ use crate::data::{FigureData, Verdict};
 use crate::error::LabError;
 use crate::measure::{Cold, DECOY, FILE, GROWING, time};
 use crate::plan::Plan;
-use crate::pool::{Pool, PoolPlan};
+use crate::pool::{Pool, PoolPlan, page_of};
 use crate::progress::Progress;
 use crate::structure::Structure;
 use ferrite_measure::Rng;
@@ -111,12 +111,12 @@ impl Path<'_> {
         for word in &words {
             self.pool
                 .region
-                .evict(u64::from(word.page()) * BLOCK_BYTES, BLOCK_BYTES);
+                .evict(u64::from(page_of(*word)) * BLOCK_BYTES, BLOCK_BYTES);
         }
         let map = self.cold.look(self.pool, PageId::from_raw(FILE, lblk), count as usize);
         let data = time(|| {
             for (word, part) in words.iter().zip(self.buffer.chunks_mut(BLOCK_BYTES as usize)) {
-                self.pool.region.read(u64::from(word.page()) * BLOCK_BYTES, part);
+                self.pool.region.read(u64::from(page_of(*word)) * BLOCK_BYTES, part);
             }
         });
         black_box(&self.buffer);
@@ -132,7 +132,7 @@ impl Path<'_> {
         let mut fenced = Ok(());
         let data = time(|| {
             for (word, part) in words.iter().zip(self.buffer.chunks(BLOCK_BYTES as usize)) {
-                region.stream(u64::from(word.page()) * BLOCK_BYTES, part);
+                region.stream(u64::from(page_of(*word)) * BLOCK_BYTES, part);
             }
             fenced = region.fence();
         });

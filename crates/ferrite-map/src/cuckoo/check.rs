@@ -5,11 +5,11 @@
 
 use super::Cuckoo;
 use super::runs::{MAX_RUN, Range, View};
-use crate::{Affected, Broken, MapEntry, PageId, PageWord, StoredWord};
+use crate::{Affected, Broken, MapEntry, PageId, StoredWord};
 
 /// See [`crate::FileMap::check`].
 pub(super) fn check(map: &Cuckoo, visit: &mut dyn FnMut(MapEntry), broken: &mut dyn FnMut(Broken)) {
-    for slot in (0..map.buckets).flat_map(Cuckoo::slots_of) {
+    for slot in map.written_buckets().flat_map(Cuckoo::slots_of) {
         let Some(entry) = map.entry(slot) else { continue };
         if let Some(what) = map.fault_of(&entry).or_else(|| fault_of_twin(map, &entry)) {
             broken(Broken {
@@ -81,9 +81,8 @@ pub(super) fn fault_of_range(map: &Cuckoo, entry: &MapEntry) -> Option<String> {
     (1..=followers)
         .find(|&at| {
             let follower = view.find(PageId::new(ino, lblk.plus(at)).key());
-            let is_right = |slot| {
-                view.word(slot) == PageWord::new(word.page().plus(at), 0) && view.range(slot) == Range::follower(at)
-            };
+            let is_right =
+                |slot| view.word(slot) == word.plus(u64::from(at)) && view.range(slot) == Range::follower(at);
             !follower.is_some_and(is_right)
         })
         .and_then(|at| lies(&format!("leads a run to which page {} does not belong", lblk.plus(at))))

@@ -10,7 +10,7 @@
 //! pages after it keep stale back indexes, and are looked up one by one until they are written again.
 //!
 //! Invariants, for an inode at rest: if a head at page *h* in block *b* has *n* followers, then for each *i* up to *n*
-//! page *h + i* is mapped to block *b + i* without a log half, and its back index is *i*.
+//! page *h + i* is mapped to block *b + i* without a log, and its back index is *i*.
 //!
 //! So no page is in two runs, and the back index of a page leads to the only head that a change of the page may have to
 //! update. Ranges name pages, not slots: entries move freely. Every page of a run has its word in a record: a change
@@ -86,7 +86,7 @@ impl Run {
     /// Word of page `lblk`, one of its pages.
     #[inline]
     pub(super) fn word(&self, lblk: Lblk) -> PageWord {
-        PageWord::new(self.first_block.plus(lblk.get() - self.first_lblk.get()), 0)
+        PageWord::of_block(self.first_block.plus(lblk.get() - self.first_lblk.get()))
     }
 }
 
@@ -187,13 +187,14 @@ impl<'v> View<'v> {
         }
         lblk.get().checked_add(followers)?;
         let word = self.word(slot);
-        let last_block = word.page().get().checked_add(followers).map(BlockNo::new)?;
         let geometry = &self.map.geometry;
-        let is_sound = word.log() == 0 && geometry.is_data_block(word.page()) && geometry.is_data_block(last_block);
+        let first_block = geometry.page(word);
+        let last_block = first_block.get().checked_add(followers).map(BlockNo::new)?;
+        let is_sound = word.is_plain() && geometry.is_data_block(first_block) && geometry.is_data_block(last_block);
         is_sound.then_some(Run {
             slot,
             first_lblk: lblk,
-            first_block: word.page(),
+            first_block,
             followers,
         })
     }
@@ -249,12 +250,12 @@ struct Follower {
 /// The run that page `lblk` may follow.
 fn run_before(view: View<'_>, PageId { ino, lblk }: PageId, word: PageWord) -> Option<Follower> {
     let before = lblk.checked_previous()?;
-    let block = word.page().checked_previous()?;
-    if word.log() != 0 || !view.map.geometry.is_data_block(block) {
+    let block = view.map.geometry.page(word).checked_previous()?;
+    if !word.is_plain() || !view.map.geometry.is_data_block(block) {
         return None;
     }
     let slot = view.find(PageId::new(ino, before).key())?;
-    if view.word(slot) != PageWord::new(block, 0) {
+    if view.word(slot) != PageWord::of_block(block) {
         return None;
     }
     let (head, back) = match view.run_of(PageId::new(ino, before), slot, true) {

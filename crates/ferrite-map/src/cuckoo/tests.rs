@@ -1,6 +1,7 @@
 //! Tests specific to the cuckoo table: moves and their order, walks and swings meanwhile, damage. Runs have a separate
 //! file.
 
+use crate::testing::{WORDS, log_of, page_of, word_of};
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 
@@ -35,7 +36,7 @@ fn slot_of(map: &Cuckoo, ino: u32, lblk: u32) -> u64 {
 
 /// A word that no run can have.
 fn lone_word(bed: &Bed<Cuckoo>, tag: u32) -> PageWord {
-    PageWord::new(bed.geometry.first_block, tag | 1)
+    word_of(bed.geometry.first_block, tag | 1)
 }
 
 /// With moves a table holds far more than the 0.8 that a full pool needs. Whole files in order, as in real pools.
@@ -87,6 +88,7 @@ fn no_seed_lets_two_pages_share_both_homes() {
             inodes: 1000,
             seed,
             keys_in_reach: true,
+            words: WORDS,
         };
         let region = Region::anonymous(Cuckoo::area_bytes(geometry.slots)).expect("memory");
         let map = Cuckoo::new(Arc::new(region), geometry);
@@ -162,7 +164,7 @@ fn moves_hide_nothing_from_readers() {
                     let lblk = rng.below(50) as u32;
                     let old = words[lblk as usize];
                     assert_eq!(bed.map.get(PageId::from_raw(LOGGED, lblk)), old);
-                    let new = lone_word(bed, old.log() + 2);
+                    let new = lone_word(bed, log_of(old) + 2);
                     if bed.map.swing(PageId::from_raw(LOGGED, lblk), old, new).is_some() {
                         words[lblk as usize] = new;
                     }
@@ -444,7 +446,7 @@ fn vectors_hash_alike() {
 fn swings_stay_clear_of_moves_and_runs() {
     let bed = Bed::<Cuckoo>::new(100, 3);
     let old = lone_word(&bed, 5);
-    let new = PageWord::new(old.page().plus(7), 0);
+    let new = PageWord::of_block(page_of(old).plus(7));
     bed.insert_word(1, 1, old).expect("space");
     assert_eq!(bed.map.swing(PageId::from_raw(1, 1), new, old), None);
     assert_eq!(bed.map.swing(PageId::from_raw(1, 2), old, new), None);
@@ -457,7 +459,7 @@ fn swings_stay_clear_of_moves_and_runs() {
         .expect("nothing is in the way");
     assert_eq!(offset, bed.map.word_offset(slot_of(&bed.map, 1, 1)));
     assert_eq!(bed.map.get(PageId::from_raw(1, 1)), new);
-    let next = PageWord::new(new.page().plus(1), 0);
+    let next = PageWord::of_block(page_of(new).plus(1));
     bed.insert_word(1, 2, next).expect("space");
     for (lblk, word) in [(1, new), (2, next)] {
         assert_eq!(
@@ -478,8 +480,8 @@ fn damage_is_named_and_repaired() {
         let (key, word) = match hit {
             0 => (PageId::from_raw(0, 12).key(), good),
             1 => (PageId::from_raw(testing::INODES, 12).key(), good),
-            2 => (PageId::from_raw(3, 4).key(), PageWord::new(BlockNo::new(u32::MAX), 0)),
-            3 => (PageId::from_raw(3, 4).key(), PageWord::new(BlockNo::new(1), 0)),
+            2 => (PageId::from_raw(3, 4).key(), PageWord::of_block(BlockNo::new(u32::MAX))),
+            3 => (PageId::from_raw(3, 4).key(), PageWord::of_block(BlockNo::new(1))),
             4 => (PageId::from_raw(3, 4).key(), good),
             _ => (PageId::from_raw(1, 1).key(), good),
         };

@@ -321,7 +321,7 @@ impl ExtentTree {
     /// Makes page `lblk`, which is not mapped, part of an extent in `leaf` that it continues, and joins the extents
     /// around it. Only plain words continue each other.
     fn join(&self, tx: &mut dyn MapTx, leaf: Node, lblk: u64, word: PageWord) -> bool {
-        if word.log() != 0 {
+        if !word.is_plain() {
             return false;
         }
         let Some((before, behind)) = self.joinable(tx, leaf, lblk, word) else {
@@ -377,15 +377,16 @@ impl ExtentTree {
                 .group_after(tx, group.low)
                 .and_then(|next| leaf.around(tx, next.group, lblk).above),
         };
-        let page = u64::from(word.page());
+        let page_of = |word: PageWord| u64::from(self.geometry.page(word));
+        let page = page_of(word);
         let before = before.filter(|&key| {
             let first = leaf.word_of(tx, key);
-            let next = u64::from(first.page()) + u64::from(key.low_half());
-            key.end() == lblk && first.log() == 0 && next == page
+            let next = page_of(first) + u64::from(key.low_half());
+            key.end() == lblk && first.is_plain() && next == page
         });
         let above = above.filter(|&key| {
             let first = leaf.word_of(tx, key);
-            key.start() == lblk + 1 && first.log() == 0 && u64::from(first.page()) == page + 1
+            key.start() == lblk + 1 && first.is_plain() && page_of(first) == page + 1
         });
         (before.is_some() || above.is_some()).then_some((before, above))
     }
@@ -500,7 +501,7 @@ impl ExtentTree {
         if old == word {
             return Ok(());
         }
-        let joins = word.log() == 0 && self.joinable(tx, leaf, lblk, word).is_some();
+        let joins = word.is_plain() && self.joinable(tx, leaf, lblk, word).is_some();
         if key.low_half() == 1 && !joins {
             tx.set_word(leaf.word_offset(key), word.0);
             return Ok(());

@@ -11,12 +11,10 @@
 //! Invariant: a block is claimed in `seen` by the first pointer with the right inode and level, so no node is shown
 //! twice. Levels count down, so the walk ends.
 
-use std::ops::Range;
-
+use super::ExtentTree;
 use super::node::{
     GROUPS, GroupLow, Key, Node, NodeId, PAGES_END, header, header_offset, range_of, range_word, word_behind,
 };
-use super::{ExtentTree, entry};
 use crate::bitmap::AtomicBitmap;
 use crate::{Affected, BlockNo, Broken, Inum, MapEntry, PageRange, StoredWord};
 
@@ -45,19 +43,18 @@ impl ExtentTree {
     /// Walks the trees of these inodes.
     pub(super) fn check_inodes(
         &self,
-        inodes: Range<u64>,
+        inums: impl Iterator<Item = Inum>,
         seen: &AtomicBitmap,
         visit: &mut dyn FnMut(MapEntry),
         show_node: &mut dyn FnMut(BlockNo),
         broken: &mut dyn FnMut(Broken),
     ) {
-        for index in inodes {
-            let pointer = self.geometry.area_offset + index * 8;
+        for ino in inums {
+            let pointer = self.root_word_offset(ino);
             let root = self.region.load(pointer);
             if root == 0 {
                 continue;
             }
-            let ino = Inum::new(index as u32);
             let mut walk = Walk {
                 tree: self,
                 ino,
@@ -197,7 +194,8 @@ impl Walk<'_> {
         let mut any = false;
         for key in self.keys(leaf, group) {
             let word = leaf.word_of(&*self.tree.region, key);
-            let last = u64::from(word.page()) + u64::from(key.low_half()) - 1;
+            let first = u64::from(self.tree.geometry.page(word));
+            let last = first + u64::from(key.low_half()) - 1;
             let is_data = |block: u64| {
                 u32::try_from(block).is_ok_and(|block| self.tree.geometry.is_data_block(BlockNo::new(block)))
             };
@@ -205,13 +203,13 @@ impl Walk<'_> {
                 "overlaps another one, or begins where searches go elsewhere"
             } else if key.end() > pages.end {
                 "ends where searches go elsewhere"
-            } else if key.low_half() > 1 && word.log() != 0 {
+            } else if key.low_half() > 1 && !word.is_plain() {
                 "several pages with one log"
-            } else if !is_data(u64::from(word.page())) || !is_data(last) {
+            } else if !is_data(first) || !is_data(last) {
                 "its blocks hold no data"
             } else {
                 for lblk in key.start()..key.end() {
-                    (self.visit)(entry(self.ino, lblk, word_behind(word, lblk - key.start())));
+                    (self.visit)(self.tree.entry(self.ino, lblk, word_behind(word, lblk - key.start())));
                 }
                 at = key.end();
                 any = true;

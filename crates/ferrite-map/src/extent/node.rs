@@ -290,10 +290,7 @@ pub(super) fn range_of(word: u64) -> PageRange {
 #[inline]
 pub(super) fn word_behind(word: PageWord, distance: u64) -> PageWord {
     // Lookups may see any word; one that is not an extent must not cause a panic.
-    PageWord::new(
-        BlockNo::new(word.page().get().wrapping_add(distance as u32)),
-        word.log(),
-    )
+    word.plus(distance)
 }
 
 /// Pool offset of a block.

@@ -1,12 +1,13 @@
 //! Tests specific to extent trees: extents that join and split, trees that grow and shrink, cursors, damage.
 
+use crate::testing::{page_of, word_of};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use std::collections::BTreeMap;
 
 use super::*;
 use crate::testing::{self, AREA_OFFSET, Bed, Rng, Subject, for_seeds};
-use crate::{Mapping, PageId, Resource, StoredWord};
+use crate::{BLOCK_BYTES, Mapping, PageId, Resource, StoredWord};
 
 impl Subject for ExtentTree {
     const MAPPING: Mapping = Mapping::Extent;
@@ -19,18 +20,17 @@ impl Subject for ExtentTree {
 testing::mapping_tests!(ExtentTree);
 
 const INO: u32 = 5;
-const BLOCK_BYTES: u64 = 4096;
 
 type Model = BTreeMap<u32, PageWord>;
 
 /// A word that stays separate: it has a log.
 fn logged(bed: &Bed<ExtentTree>, lblk: u32) -> PageWord {
-    PageWord::new(bed.geometry.first_block, lblk | 1)
+    word_of(bed.geometry.first_block, lblk | 1)
 }
 
 /// A word that continues its neighbours' words.
 fn plain(bed: &Bed<ExtentTree>, lblk: u32) -> PageWord {
-    PageWord::new(bed.geometry.first_block.plus(lblk % bed.geometry.blocks), 0)
+    PageWord::of_block(bed.geometry.first_block.plus(lblk % bed.geometry.blocks))
 }
 
 fn replace(bed: &Bed<ExtentTree>, lblk: u32, word: PageWord) -> usize {
@@ -130,7 +130,7 @@ fn blocks_follow_the_page_before() {
     // Another file in between takes nothing from it.
     let word = bed.insert(INO + 1, 0).expect("space");
     bed.remove(INO + 1, 0, true);
-    assert_eq!(bed.insert(INO, 1000).expect("space").page(), word.page());
+    assert_eq!(page_of(bed.insert(INO, 1000).expect("space")), page_of(word));
     assert_eq!(extents(&bed), [(0, 1), (1, 1000)]);
 }
 
@@ -159,12 +159,12 @@ fn extents_split_and_join_again() {
     for lblk in 0..100 {
         bed.insert_word(INO, lblk, plain(&bed, lblk)).expect("space");
     }
-    let words = replace(&bed, 50, PageWord::new(bed.geometry.first_block.plus(900), 0));
+    let words = replace(&bed, 50, PageWord::of_block(bed.geometry.first_block.plus(900)));
     assert_eq!(extents(&bed), [(0, 50), (50, 1), (51, 49)]);
     assert!(words <= 5, "{words} words");
     assert_eq!(bed.map.get(PageId::from_raw(INO, 51)), plain(&bed, 51));
     assert_eq!(
-        bed.map.get(PageId::from_raw(INO, 50)).page(),
+        page_of(bed.map.get(PageId::from_raw(INO, 50))),
         bed.geometry.first_block.plus(900)
     );
     replace(&bed, 50, logged(&bed, 50));
@@ -484,7 +484,7 @@ fn cursors_follow_aborts_and_splits() {
 fn lookups_of_one_version_are_right() {
     const FIRST: u32 = 240;
     const END: u32 = 400;
-    let poison = PageWord::new(BlockNo::new(7), 7);
+    let poison = word_of(BlockNo::new(7), 7);
     let bed = &two_leaves();
     let version = &AtomicU64::new(0);
     let is_mapped = &AtomicU64::new(1);
@@ -622,7 +622,7 @@ fn impossible_trees_are_broken() {
     let found = broken_by(&bed, offset, node::key_word(2, 1));
     only(found, offset);
     // Words that name no data block, and pages with one log.
-    let found = broken_by(&bed, first.word_offset(key), PageWord::new(BlockNo::NONE, 5).0);
+    let found = broken_by(&bed, first.word_offset(key), word_of(BlockNo::NONE, 5).0);
     only(found, offset);
     // An index that hides a group, misplaces it or lists it twice.
     for low in [1, 5000, u64::MAX, 1 << 32] {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::testing::{self, AREA_OFFSET, Bed, Rng, Subject, for_seeds};
+use crate::testing::{page_of, word_of};
 use crate::{Mapping, PageId};
 
 impl Subject for HashFs {
@@ -32,7 +33,7 @@ fn probes_stay_short_after_five_turnovers_at_80_percent() {
         let mut rng = Rng::new(seed);
         let bed = Bed::<HashFs>::new(40_000, rng.next_u64());
         let target = bed.map.geometry.slots * 4 / 5;
-        let word = |lblk: u32| PageWord::new(bed.geometry.first_block, lblk | 1);
+        let word = |lblk: u32| word_of(bed.geometry.first_block, lblk | 1);
         // Whole files in order, as in real pools: the hash must spread consecutive keys.
         let mut pages: Vec<(u32, u32)> = (0..target).map(|n| (1 + (n / 500) as u32, (n % 500) as u32)).collect();
         for &(ino, lblk) in &pages {
@@ -70,7 +71,7 @@ fn lookups_touch_few_lines_after_a_hundred_turnovers() {
         let mut rng = Rng::new(seed);
         let bed = Bed::<HashFs>::new(20_000, rng.next_u64());
         let target = 16_000;
-        let word = |lblk: u32| PageWord::new(bed.geometry.first_block, lblk | 1);
+        let word = |lblk: u32| word_of(bed.geometry.first_block, lblk | 1);
         let mut pages: Vec<(u32, u32)> = (0..target).map(|n| (1 + (n / 500) as u32, (n % 500) as u32)).collect();
         for &(ino, lblk) in &pages {
             bed.insert_word(ino, lblk, word(lblk)).expect("space");
@@ -112,7 +113,7 @@ fn pages_of_a_full_pool_stay_near_their_homes() {
         const BLOCKS: u32 = 20_000;
         let mut rng = Rng::new(seed);
         let bed = Bed::<HashFs>::new(BLOCKS, rng.next_u64());
-        let word = PageWord::new(bed.geometry.first_block, 1);
+        let word = word_of(bed.geometry.first_block, 1);
         let page = |n: u32| (1 + n / 500, n % 500);
         let mut pages: Vec<(u32, u32)> = (0..BLOCKS).map(page).collect();
         for &(ino, lblk) in &pages {
@@ -141,7 +142,7 @@ fn pages_of_a_full_pool_stay_near_their_homes() {
 #[test]
 fn a_page_that_comes_and_goes_stays_in_reach_while_its_slots_wait() {
     let bed = Bed::<HashFs>::new(20_000, 3);
-    let word = PageWord::new(bed.geometry.first_block, 1);
+    let word = word_of(bed.geometry.first_block, 1);
     let (mut waiting, mut requested_at) = (Vec::new(), None);
     let refused = loop {
         let mut tx = bed.tx();
@@ -195,7 +196,7 @@ fn lowering_a_bound_hides_no_insert_that_is_under_way() {
                                 "page {lblk} of inode {ino} is lost"
                             );
                         } else {
-                            let word = PageWord::new(bed.geometry.first_block, lblk + 1);
+                            let word = word_of(bed.geometry.first_block, lblk + 1);
                             bed.insert_word(ino, lblk, word).expect("space");
                             assert_eq!(bed.map.get(PageId::from_raw(ino, lblk)), word);
                         }
@@ -277,18 +278,18 @@ fn overwrites_leave_home_and_swing_back() {
         let mut blocks = Vec::new();
         for _ in 0..2 {
             let mut tx = bed.tx();
-            let next = PageWord::new(
+            let next = word_of(
                 bed.map.alloc_page(&mut tx, PageId::from_raw(2, lblk)).expect("space"),
                 0,
             );
             bed.map
                 .replace(&mut tx, PageId::from_raw(2, lblk), next)
                 .expect("mapped");
-            tx.freed(Resource::Block(word.page()));
+            tx.freed(Resource::Block(page_of(word)));
             tx.commit(&bed.region);
-            assert_ne!(next.page(), word.page(), "an overwrite in place is not atomic");
+            assert_ne!(page_of(next), page_of(word), "an overwrite in place is not atomic");
             word = next;
-            blocks.push(next.page());
+            blocks.push(page_of(next));
         }
         assert_eq!(
             bed.map.find(Inum::new(2), Lblk::new(lblk)),
@@ -303,7 +304,7 @@ fn overwrites_leave_home_and_swing_back() {
         };
         if bed.map.at_home(&entry) {
             at_home += 1;
-            swung += u32::from(blocks[1] == first.page());
+            swung += u32::from(blocks[1] == page_of(first));
         }
     }
     // Four slots of five own a block.
@@ -348,10 +349,10 @@ fn words_are_set_before_keys_and_keys_cleared_before_words() {
 #[test]
 fn damage_is_reported_and_the_rest_is_loaded() {
     for (key, word) in [
-        (PageId::from_raw(0, 12).key(), PageWord::new(BlockNo::NONE, 0)),
-        (PageId::from_raw(0, 12).key(), PageWord::new(BlockNo::new(20), 0)),
-        (PageId::from_raw(3, 4).key(), PageWord::new(BlockNo::new(u32::MAX), 0)),
-        (PageId::from_raw(3, 4).key(), PageWord::new(BlockNo::new(1), 0)),
+        (PageId::from_raw(0, 12).key(), PageWord::of_block(BlockNo::NONE)),
+        (PageId::from_raw(0, 12).key(), PageWord::of_block(BlockNo::new(20))),
+        (PageId::from_raw(3, 4).key(), PageWord::of_block(BlockNo::new(u32::MAX))),
+        (PageId::from_raw(3, 4).key(), PageWord::of_block(BlockNo::new(1))),
     ] {
         let bed = Bed::<HashFs>::new(100, 3);
         let sound = bed.insert(1, 1).expect("space");

@@ -5,7 +5,10 @@
 
 use std::sync::atomic::Ordering;
 
+use ferrite_pm::{LINE_BYTES, WrittenEntries};
+
 use super::{CHUNK, Leaf};
+use crate::load::Table;
 use crate::{Inum, Lblk, PageWord, TransCache};
 
 /// Chunks prefetched for a sequential reader.
@@ -29,6 +32,15 @@ impl TransCache {
 }
 
 impl Leaf {
+    pub(super) fn table(&self) -> Table<'_> {
+        Table::of(&self.region, self.header_offset(0), LINE_BYTES)
+    }
+
+    /// The first `lines` lines, except those in parts of a sparse pool where nothing was ever stored.
+    pub(super) fn written_lines(&self, lines: u64) -> WrittenEntries<'_> {
+        self.region.written_entries(self.header_offset(0), 0..lines, LINE_BYTES)
+    }
+
     /// Line of `key`, with headers as `header` returns them.
     #[inline]
     pub(super) fn find_with(&self, key: u64, header: impl Fn(u64) -> u64) -> Option<u64> {

@@ -58,7 +58,7 @@ pub(super) fn walk(map: &Leaf, ino: Inum, range: PageRange, visit: Visit<'_>) {
     }
     let chunk_pages = u64::from(CHUNK);
     let end = range.end.div_ceil(chunk_pages);
-    let mut gather = Gather::new(ino, visit);
+    let mut gather = Gather::new(ino, map.geometry.words, visit);
     let mut batch = Batch::begin(map, ino, range.first / chunk_pages, end);
     while batch.count > 0 {
         let next = Batch::begin(map, ino, batch.first + batch.count as u64, end);

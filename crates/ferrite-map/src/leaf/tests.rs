@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::testing::{self, Bed, Rng, Subject, for_seeds};
+use crate::testing::{page_of, word_of};
 use crate::{Mapping, PageId};
 
 impl Subject for Leaf {
@@ -16,7 +17,7 @@ testing::mapping_tests!(Leaf);
 testing::moves::moving_tests!(Leaf);
 
 fn word(bed: &Bed<Leaf>, lblk: u32) -> PageWord {
-    PageWord::new(bed.geometry.first_block, lblk | 1)
+    word_of(bed.geometry.first_block, lblk | 1)
 }
 
 /// A table that one transaction filled far beyond its few lines still grows: chunks that find no line stay in place,
@@ -25,7 +26,7 @@ fn word(bed: &Bed<Leaf>, lblk: u32) -> PageWord {
 fn a_table_filled_at_once_grows() {
     for pages in [60, 123, 200, 254] {
         let bed = Bed::<Leaf>::new(900, u64::from(pages));
-        let word = |n: u32| PageWord::new(bed.geometry.first_block.plus(n), 0);
+        let word = |n: u32| PageWord::of_block(bed.geometry.first_block.plus(n));
         let mut tx = bed.tx();
         for n in 0..pages {
             bed.map
@@ -189,15 +190,19 @@ fn probes_stay_short_after_a_hundred_turnovers() {
 fn blocks_follow_each_other() {
     let bed = Bed::<Leaf>::new(600, 1);
     let words: Vec<PageWord> = (0..500).map(|lblk| bed.insert(3, lblk).expect("space")).collect();
-    assert!(words.windows(2).all(|pair| pair[1].page() == pair[0].page().plus(1)));
+    assert!(
+        words
+            .windows(2)
+            .all(|pair| page_of(pair[1]) == page_of(pair[0]).plus(1))
+    );
     for _ in 0..2 {
         let mut tx = bed.tx();
         let old = bed.map.get(PageId::from_raw(3, 77));
-        let new = PageWord::new(bed.map.alloc_page(&mut tx, PageId::from_raw(3, 77)).expect("space"), 0);
+        let new = PageWord::of_block(bed.map.alloc_page(&mut tx, PageId::from_raw(3, 77)).expect("space"));
         bed.map
             .replace(&mut tx, PageId::from_raw(3, 77), new)
             .expect("it is mapped");
-        tx.freed(Resource::Block(old.page()));
+        tx.freed(Resource::Block(page_of(old)));
         tx.commit(&bed.region);
         assert_ne!(new, old);
     }

@@ -38,7 +38,7 @@ impl<'c> Check<'c> {
 
     /// Checks all trees.
     pub(super) fn all(mut self) {
-        for ino in (0..self.map.geometry.slots as u32).map(Inum::new) {
+        for ino in self.map.geometry.written_inums(&self.map.region) {
             let Some(at) = self.map.root_at(ino) else { continue };
             let word = self.map.region.load(at);
             self.ino = ino;
@@ -102,7 +102,8 @@ impl<'c> Check<'c> {
     }
 
     fn page(&mut self, at: u64, word: PageWord, lblk: u64, slot: SlotNo) -> bool {
-        let is_sound = self.map.geometry.is_data_block(word.page());
+        let page = self.map.geometry.page(word);
+        let is_sound = self.map.geometry.is_data_block(page);
         if is_sound {
             (self.visit)(MapEntry {
                 ino: self.ino,
@@ -111,7 +112,6 @@ impl<'c> Check<'c> {
                 slot,
             });
         } else {
-            let page = word.page();
             let what = format!("page {lblk} is mapped to block {page}, which holds no data");
             self.repair(what, at, 0);
         }

@@ -35,7 +35,7 @@ pub(super) fn walk(map: &Radix, ino: Inum, range: PageRange, visit: Visit<'_>) {
         map,
         range,
         left: map.geometry.blocks,
-        gather: Gather::new(ino, visit),
+        gather: Gather::new(ino, map.geometry.words, visit),
     };
     if walk.node(Node { link, base: 0 }, None) {
         walk.gather.end();

@@ -1,5 +1,6 @@
 //! Tests specific to radix trees: heights, nodes that come and go, the cursor, damage to links.
 
+use crate::testing::{log_of, page_of, word_of};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, fence};
 
@@ -154,7 +155,7 @@ fn records_stay_small_and_free_each_node_once() {
         for &lblk in &pages {
             let word = bed.map.remove(&mut tx, PageId::from_raw(1, lblk)).expect("sound");
             if !word.is_hole() {
-                tx.freed(Resource::Block(word.page()));
+                tx.freed(Resource::Block(page_of(word)));
             }
         }
         let offsets: BTreeSet<u64> = tx.words.iter().map(|word| word.offset).collect();
@@ -195,19 +196,19 @@ fn a_node_freed_in_a_transaction_is_not_used_again_in_it() {
         let old = bed.map.remove(&mut tx, PageId::from_raw(1, 1000)).expect("sound");
         let block = bed.map.alloc_page(&mut tx, PageId::from_raw(1, 1001)).expect("space");
         bed.map
-            .insert(&mut tx, PageId::from_raw(1, 1001), PageWord::new(block, 9))
+            .insert(&mut tx, PageId::from_raw(1, 1001), word_of(block, 9))
             .expect("space");
         assert_eq!(bed.map.remove(&mut tx, PageId::from_raw(1, 1000)), Ok(PageWord::HOLE));
         bed.map
-            .replace(&mut tx, PageId::from_raw(1, 1001), PageWord::new(block, 10))
+            .replace(&mut tx, PageId::from_raw(1, 1001), word_of(block, 10))
             .expect("inserted above");
-        tx.freed(Resource::Block(old.page()));
+        tx.freed(Resource::Block(page_of(old)));
         if commits {
             tx.commit(&bed.region);
         }
         assert_eq!(broken(&bed.map), []);
     }
-    assert_eq!(bed.map.get(PageId::from_raw(1, 1001)).log(), 10);
+    assert_eq!(log_of(bed.map.get(PageId::from_raw(1, 1001))), 10);
     assert_eq!(bed.map.get(PageId::from_raw(1, 3)), kept);
     assert!(bed.map.get(PageId::from_raw(1, 1000)).is_hole());
     // The file shrank to its first leaf, and grew again.
@@ -221,7 +222,7 @@ fn a_node_freed_in_a_transaction_is_not_used_again_in_it() {
 fn pages_in_order_lie_in_order() {
     let bed = Bed::<Radix>::new(2000, 3);
     let words: Vec<PageWord> = (0..1200).map(|lblk| bed.insert(1, lblk).expect("space")).collect();
-    let follows = |pair: &&[PageWord]| pair[1].page() == pair[0].page().plus(1);
+    let follows = |pair: &&[PageWord]| page_of(pair[1]) == page_of(pair[0]).plus(1);
     // One block in 512 pages is a leaf, and one is the node above them.
     assert!(words.windows(2).filter(follows).count() >= 1200 - 6);
 }
@@ -266,7 +267,7 @@ fn a_cursor_does_not_outlive_its_node() {
     let leaf = link_to(&bed, 1, 513, 1).1;
     bed.remove(1, 513, true);
     // The block holds data that look like pages.
-    let trap = PageWord::new(bed.geometry.first_block.plus(7), 7);
+    let trap = word_of(bed.geometry.first_block.plus(7), 7);
     bed.region
         .stream(leaf.word_offset(0), &trap.0.to_le_bytes().repeat(NODE_WORDS));
     assert!(read_twice(&bed, &cache, 1, 513).is_hole());
@@ -302,7 +303,7 @@ fn a_cursor_left_in_a_transactions_midst_hides_no_new_page() {
     let cache = TransCache::default();
     let mut tx = bed.tx();
     bed.map.remove(&mut tx, PageId::from_raw(1, 513)).expect("sound");
-    let word = PageWord::new(bed.map.alloc_page(&mut tx, PageId::from_raw(1, 514)).expect("space"), 0);
+    let word = PageWord::of_block(bed.map.alloc_page(&mut tx, PageId::from_raw(1, 514)).expect("space"));
     bed.map.insert(&mut tx, PageId::from_raw(1, 514), word).expect("space");
     assert!(!read_twice(&bed, &cache, 1, 513).is_hole());
     set_words(&bed, tx);
@@ -336,8 +337,8 @@ fn validated_reads_are_right_while_leaves_come_and_go() {
     };
     for_seeds(3, |seed| {
         let bed = &Bed::<Radix>::new(80, seed);
-        let word_of = |page: u32| PageWord::new(bed.geometry.first_block.plus(page), page + 1);
-        let trap = PageWord::new(bed.geometry.first_block, 12_345);
+        let word_at = |page: u32| word_of(bed.geometry.first_block.plus(page), page + 1);
+        let trap = word_of(bed.geometry.first_block, 12_345);
         let mapped: &[AtomicBool] = &[const { AtomicBool::new(false) }; PAGES as usize];
         let (version, done, cache) = (&AtomicU64::new(0), &AtomicBool::new(false), &TransCache::default());
         std::thread::scope(|scope| {
@@ -353,7 +354,7 @@ fn validated_reads_are_right_while_leaves_come_and_go() {
                         let is_mapped = mapped[page as usize].load(Ordering::Acquire);
                         fence(Ordering::Acquire);
                         if before % 2 == 0 && version.load(Ordering::Relaxed) == before {
-                            let expected = if is_mapped { word_of(page) } else { PageWord::HOLE };
+                            let expected = if is_mapped { word_at(page) } else { PageWord::HOLE };
                             assert_eq!(words[0], expected, "page {page}");
                             validated += 1;
                         }
@@ -378,11 +379,11 @@ fn validated_reads_are_right_while_leaves_come_and_go() {
                     if mapped[page as usize].load(Ordering::Relaxed) {
                         assert_eq!(
                             bed.map.remove(&mut tx, PageId::from_raw(1, lblk_of(page))),
-                            Ok(word_of(page))
+                            Ok(word_at(page))
                         );
                     } else {
                         bed.map
-                            .insert(&mut tx, PageId::from_raw(1, lblk_of(page)), word_of(page))
+                            .insert(&mut tx, PageId::from_raw(1, lblk_of(page)), word_at(page))
                             .expect("space");
                     }
                 }
@@ -455,7 +456,7 @@ fn growth_and_shrinking_are_one_step_for_a_crash() {
             for _ in 0..=rng.below(8) {
                 let lblk = places[rng.below(places.len() as u64) as usize];
                 // Words of unowned blocks: only the nodes matter here.
-                let word = PageWord::new(bed.geometry.first_block, 1 + rng.below(1000) as u32);
+                let word = word_of(bed.geometry.first_block, 1 + rng.below(1000) as u32);
                 match after.remove(&lblk) {
                     None => {
                         bed.map.insert(&mut tx, PageId::from_raw(1, lblk), word).expect("space");
@@ -590,7 +591,7 @@ fn broken_links_are_found_and_repaired() {
                 let (_, leaf) = link_to(bed, 1, FAR + 600, 1);
                 bed.region.store(
                     leaf.word_offset(leaf.index_of(Lblk::new(FAR + 600))),
-                    PageWord::new(BlockNo::new(1), 0).0,
+                    PageWord::of_block(BlockNo::new(1)).0,
                 );
             },
             &[FAR + 600],

@@ -39,7 +39,7 @@ pub(crate) fn pages_that_come_and_go_leave_the_mapping_sound<M: Subject>() {
                 0 => PAGES[rng.below(PAGES.len() as u64) as usize],
                 _ => PAGES[0],
             };
-            let word = PageWord::new(bed.geometry.first_block.plus(round as u32 % BLOCKS), 0);
+            let word = PageWord::of_block(bed.geometry.first_block.plus(round as u32 % BLOCKS));
             if mapped.remove(&page).is_some() {
                 let mut tx = bed.tx();
                 bed.map.remove(&mut tx, page).expect("removing needs no space");

@@ -1,13 +1,14 @@
 //! Shared tests of harm to a mapping: crashes in the middle of a record, readers that race writers, damage.
 
+use crate::testing::page_of;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferrite_pm::Region;
 
-use super::{AREA_OFFSET, BLOCK_BYTES, Bed, Found, INODES, Model, Rng, Subject, TestTx, for_seeds};
-use crate::{Inum, Lblk, MapError, MapTx, PageId, PageWord, Resource, StoredWord, TransCache};
+use super::{AREA_OFFSET, Bed, Found, INODES, Model, Rng, Subject, TestTx, for_seeds};
+use crate::{BLOCK_BYTES, Inum, Lblk, MapError, MapTx, PageId, PageWord, Resource, StoredWord, TransCache};
 
 /// A crash while a record's words are being set leaves any of them out; replay sets them all, in order.
 pub(crate) fn a_record_applied_in_part_is_whole_after_replay<M: Subject>() {
@@ -64,7 +65,7 @@ fn change_a_run<M: Subject>(
             );
             model.remove(&PageId::from_raw(ino, lblk));
         } else {
-            let word = PageWord::new(bed.map.alloc_page(tx, PageId::from_raw(ino, lblk))?, 0);
+            let word = PageWord::of_block(bed.map.alloc_page(tx, PageId::from_raw(ino, lblk))?);
             match old {
                 Some(_) => bed.map.replace(tx, PageId::from_raw(ino, lblk), word)?,
                 None => bed.map.insert(tx, PageId::from_raw(ino, lblk), word)?,
@@ -72,7 +73,7 @@ fn change_a_run<M: Subject>(
             model.insert(PageId::from_raw(ino, lblk), word);
         }
         if let Some(old) = old {
-            tx.freed(Resource::Block(old.page()));
+            tx.freed(Resource::Block(page_of(old)));
         }
     }
     Ok(())
@@ -187,7 +188,7 @@ pub(crate) fn damage_is_found_and_repaired<M: Subject>() {
         bed.map.check(
             &mut |entry| {
                 assert!(entry.ino != Inum::NONE && entry.ino < Inum::new(INODES), "{entry:?}");
-                assert!(bed.geometry.is_data_block(entry.word.page()), "{entry:?}");
+                assert!(bed.geometry.is_data_block(page_of(entry.word)), "{entry:?}");
                 pages.entry(entry.page()).or_default().push(entry.word);
             },
             &mut |_| {},

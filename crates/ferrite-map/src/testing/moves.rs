@@ -10,6 +10,7 @@
 //!
 //! The test checks itself, too: replayed in another order, older records must do harm; otherwise nothing was tried.
 
+use crate::testing::{page_of, word_of};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -205,7 +206,9 @@ fn pick<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &Model) -> (PageId, Page
         .checked_sub(1)
         .and_then(|before| model.get(&PageId::from_raw(ino, before)));
     let block = match before {
-        Some(word) if rng.below(2) == 0 && bed.geometry.is_data_block(word.page().plus(1)) => word.page().get() + 1,
+        Some(&word) if rng.below(2) == 0 && bed.geometry.is_data_block(page_of(word).plus(1)) => {
+            page_of(word).get() + 1
+        }
         _ => bed.geometry.first_block.get() + rng.below(u64::from(BLOCKS)) as u32,
     };
     let log = if rng.below(4) == 0 {
@@ -213,7 +216,7 @@ fn pick<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &Model) -> (PageId, Page
     } else {
         0
     };
-    (PageId::from_raw(ino, lblk), PageWord::new(BlockNo::new(block), log))
+    (PageId::from_raw(ino, lblk), word_of(BlockNo::new(block), log))
 }
 
 /// Fills a table until it moves entries, and further. Each move is crashed at each of its words, with earlier records

@@ -5,13 +5,14 @@
 //! two moves of its journal's checkpoint: records and swings in any order, while no freed resource is reused. Then a
 //! crash keeps any of the lines stored since the checkpoint, and all records are replayed.
 
+use crate::testing::{page_of, word_of};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ferrite_pm::Region;
 
-use super::{BLOCK_BYTES, Bed, Rng, Subject, TestTx, for_seeds};
-use crate::{BlockNo, MapError, MapTx, PageId, PageWord, Resource, StoredWord};
+use super::{Bed, Rng, Subject, TestTx, for_seeds};
+use crate::{BLOCK_BYTES, BlockNo, MapError, MapTx, PageId, PageWord, Resource, StoredWord};
 
 const BLOCKS: u32 = 300;
 const PAGES: u64 = 40;
@@ -83,20 +84,20 @@ fn change<M: Subject>(
         && rng.below(5) == 0
     {
         assert_eq!(bed.map.remove(tx, PageId::new(ino, lblk))?, old.now);
-        tx.freed(Resource::Block(old.now.page()));
+        tx.freed(Resource::Block(page_of(old.now)));
         model.remove(&key);
         return Ok(());
     }
     let word = match old {
         // A log is added to the existing block, as small writes do.
-        Some(old) if rng.below(2) == 0 => PageWord::new(old.now.page(), 1 + rng.below(1000) as u32),
-        _ => PageWord::new(bed.map.alloc_page(tx, PageId::new(ino, lblk))?, 0),
+        Some(old) if rng.below(2) == 0 => word_of(page_of(old.now), 1 + rng.below(1000) as u32),
+        _ => PageWord::of_block(bed.map.alloc_page(tx, PageId::new(ino, lblk))?),
     };
     match old {
         Some(old) => {
             bed.map.replace(tx, PageId::new(ino, lblk), word)?;
-            if old.now.page() != word.page() {
-                tx.freed(Resource::Block(old.now.page()));
+            if page_of(old.now) != page_of(word) {
+                tx.freed(Resource::Block(page_of(old.now)));
             }
         }
         None => bed.map.insert(tx, PageId::new(ino, lblk), word)?,
@@ -115,12 +116,12 @@ fn merge<M: Subject>(
     PageId { ino, lblk }: PageId,
     freed: &mut Vec<Resource>,
 ) {
-    let Some(&words) = model.get(&PageId::new(ino, lblk)).filter(|words| words.now.log() != 0) else {
+    let Some(&words) = model.get(&PageId::new(ino, lblk)).filter(|words| !words.now.is_plain()) else {
         return;
     };
     let neighbour = |lblk: Option<u32>| {
         lblk.and_then(|lblk| model.get(&PageId::from_raw(ino.get(), lblk)))
-            .map(|words| words.now.page())
+            .map(|words| page_of(words.now))
     };
     let wanted = match rng.below(3) {
         0 => neighbour(lblk.get().checked_sub(1)).and_then(BlockNo::checked_next),
@@ -133,11 +134,11 @@ fn merge<M: Subject>(
         None => tx.alloc_block(),
     };
     let Ok(block) = block else { return };
-    let new = PageWord::new(block, 0);
+    let new = PageWord::of_block(block);
     // A mapping may refuse; the merge is dropped then, and its block with the transaction.
     if bed.map.swing(PageId::new(ino, lblk), words.now, new).is_some() {
         tx.claimed.clear();
-        freed.push(Resource::Block(words.now.page()));
+        freed.push(Resource::Block(page_of(words.now)));
         model.insert(PageId::new(ino, lblk), Words { now: new, ..words });
     }
 }

@@ -8,10 +8,9 @@ use std::sync::atomic::AtomicU64;
 
 use ferrite_pm::Region;
 
-use super::BLOCK_BYTES;
 use crate::bitmap::AtomicBitmap;
 use crate::move_lock::SharedMoveLock;
-use crate::{BlockNo, FileMap, MapError, MapTx, Resource, StoredWord};
+use crate::{BLOCK_BYTES, BlockNo, FileMap, MapError, MapTx, Resource, StoredWord};
 
 /// A transaction of the tests.
 pub(crate) struct TestTx<'b> {

@@ -13,7 +13,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
-use ferrite_map::{BlockNo, Inum};
+use ferrite_map::{BlockNo, Inum, load};
+use ferrite_pm::zeroed;
 use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -35,7 +36,7 @@ type Found = FxHashMap<Inum, u32>;
 struct Judge<'t, 'm, 'd> {
     tables: &'t Tables<'m>,
     /// Entries found, by directory.
-    found: Vec<AtomicU32>,
+    found: Box<[AtomicU32]>,
     /// Blocks known to be mapped as their header says.
     sound_blocks: AtomicBitmap,
     /// Blocks whose damaged header was reported.
@@ -48,13 +49,14 @@ impl Tables<'_> {
     pub(super) fn judge_names(&self, dirs: &[(Inum, u32)], quarantine: &mut Quarantine) {
         let judge = Judge {
             tables: self,
-            found: (0..self.superblock.inodes).map(|_| AtomicU32::new(0)).collect(),
+            found: zeroed(self.superblock.inodes as usize),
             sound_blocks: AtomicBitmap::new(self.superblock.blocks),
             told_blocks: Mutex::default(),
             quarantine: Mutex::new(quarantine),
         };
         let groups = self.names.groups();
-        let Ok(()) = ferrite_map::load::each(LOAD_THREADS, groups.div_ceil(CHUNK_GROUPS), 1, |chunk| {
+        let table = self.names.table_of_groups(CHUNK_GROUPS);
+        let Ok(()) = load::each_written(LOAD_THREADS, table, groups.div_ceil(CHUNK_GROUPS), 1, |chunk| {
             judge.chunk(chunk * CHUNK_GROUPS..groups.min((chunk + 1) * CHUNK_GROUPS));
             Ok::<(), Infallible>(())
         });

@@ -11,7 +11,7 @@ impl Tables<'_> {
     pub(super) fn quarantine(&self, wrong: &Wrong, quarantine: &mut Quarantine) {
         let what = match wrong {
             Wrong::Page { at, what } => {
-                format!("{}: {}", data_sum::place(PageId::new(at.ino, at.lblk)), what.reason(at))
+                format!("{}: {}", data_sum::place(PageId::new(at.ino, at.lblk)), what.reason())
             }
             Wrong::Log { page, what } => {
                 format!(
@@ -46,7 +46,7 @@ impl Tables<'_> {
             }
             Wrong::Page { at, what } => {
                 let page = PageId::new(at.ino, at.lblk);
-                self.spoil(page, &what.reason(&at), quarantine);
+                self.spoil(page, &what.reason(), quarantine);
                 match what {
                     PageWrong::Twice | PageWrong::OutOfReach => {
                         self.spoil_holes(at.ino, "another page may be one of its holes", quarantine);
@@ -55,7 +55,7 @@ impl Tables<'_> {
                         let why = format!("it is mapped as page {}", at.lblk);
                         self.spoil(PageId::new(at.ino, other), &why, quarantine);
                     }
-                    PageWrong::Nobody | PageWrong::Block(_) | PageWrong::BehindEnd => {}
+                    PageWrong::Nobody | PageWrong::Block(..) | PageWrong::BehindEnd => {}
                 }
             }
             _ => {}

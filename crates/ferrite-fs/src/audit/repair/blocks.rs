@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use ferrite_map::{BlockNo, Inum, MapEntry, PageId, PageWord, StoredWord};
+use ferrite_map::{BlockNo, Inum, MapEntry, PageId, StoredWord};
 use rustc_hash::FxHashSet;
 
 use super::{Repair, State};
 use crate::audit::rules::{inodes as rules, pages};
 use crate::audit::wrong::{PageWrong, Wrong};
 use crate::format::layout::BLOCK_BYTES;
-use crate::format::log_entry::has_log;
 use crate::page::scan;
 
 impl Repair {
@@ -17,14 +16,14 @@ impl Repair {
     pub(super) fn blocks(&mut self) {
         let mut conflicts = Vec::new();
         self.map.for_each(&mut |entry| {
-            if let Err(what) = self.own(entry.word.page()) {
+            if let Err(what) = self.own(self.superblock.page(entry.word)) {
                 conflicts.push((entry, what));
             }
             true
         });
         for (at, what) in conflicts {
             let MapEntry { ino, lblk, word, .. } = at;
-            let what = PageWrong::Block(what);
+            let what = PageWrong::Block(self.superblock.page(word), what);
             let what = Wrong::Page { at, what };
             let Some(block) = self.take_block() else {
                 let _ = self.set_page(ino, lblk, None);
@@ -34,20 +33,20 @@ impl Repair {
                 continue;
             };
             let (from, to) = (
-                self.superblock.block_offset(word.page()),
+                self.superblock.block_offset(self.superblock.page(word)),
                 self.superblock.block_offset(block),
             );
             for at in (0..BLOCK_BYTES).step_by(8) {
                 let value = self.region.load(from + at);
                 self.set(to + at, value);
             }
-            let sums = [word.page(), block].map(|block| self.superblock.sum_word_offset(block));
+            let sums = [self.superblock.page(word), block].map(|block| self.superblock.sum_word_offset(block));
             if let [Some(from), Some(to)] = sums {
                 // It identifies the page, so it fits the rightful owner.
                 let sum = self.region.load(from);
                 self.set(to, sum);
             }
-            let _ = self.set_page(ino, lblk, Some(PageWord::new(block, word.log())));
+            let _ = self.set_page(ino, lblk, Some(self.superblock.moved(word, block)));
             self.mended(
                 "blocks",
                 what,
@@ -60,10 +59,10 @@ impl Repair {
 
     /// Blocks that hold logs or attributes, whether they prove sound later or not.
     pub(super) fn blocks_beside_pages(&self) -> FxHashSet<BlockNo> {
-        let inodes = self.superblock.inums();
+        let inodes = self.superblock.all_inums();
         let mut found: FxHashSet<BlockNo> = inodes.map(|ino| self.load(ino).xattr_block()).collect();
         self.map.for_each(&mut |entry| {
-            if has_log(entry.word) {
+            if entry.word.has_log() {
                 let page = PageId::new(entry.ino, entry.lblk);
                 // Of a broken log only the reachable part matters: it is dropped.
                 let _ = scan::entries((&self.region, &self.superblock), page, entry.word, &mut |seen| {
@@ -82,7 +81,7 @@ impl Repair {
 
     /// Extended attributes: each block names its inode.
     pub(super) fn attributes(&mut self) {
-        for ino in self.superblock.inums() {
+        for ino in self.superblock.all_inums() {
             let mut inode = self.load(ino);
             let block = inode.xattr_block();
             if self.state[ino.index()] != State::Sound || block == BlockNo::NONE {

@@ -26,16 +26,16 @@ impl Repair {
         let map = Arc::clone(&self.map);
         map.check(
             &mut |MapEntry { ino, lblk, word, .. }| {
-                if !self.is_ino(ino) || !self.superblock.is_data_block(word.page()) {
+                if !self.is_ino(ino) || !self.superblock.is_data_block(self.superblock.page(word)) {
                     return;
                 }
                 // Any file may contain something that looks like a directory.
                 if self.state[ino.index()] == State::Sound && !self.load(ino).is_dir() {
                     return;
                 }
-                let offset = self.superblock.block_offset(word.page());
+                let offset = self.superblock.block_offset(self.superblock.page(word));
                 if rules::header(self.view(), offset, PageId::new(ino, lblk)) == Header::Right {
-                    blocks.push((ino, word.page(), offset));
+                    blocks.push((ino, self.superblock.page(word), offset));
                 }
             },
             &mut |_| {},
@@ -76,10 +76,10 @@ impl Repair {
         let (mut mapped, mut odd) = (FxHashSet::default(), BTreeMap::new());
         self.map.for_each(&mut |MapEntry { ino, lblk, word, .. }| {
             let is_dir = self.is_ino(ino) && self.state[ino.index()] == State::Sound && self.load(ino).is_dir();
-            if is_dir && self.header_of(word.page()) != Some(PageId::new(ino, lblk)) {
-                odd.insert(PageId::new(ino, lblk), word.page());
-            } else if self.pointed.contains_key(&word.page()) {
-                mapped.insert(word.page());
+            if is_dir && self.header_of(self.superblock.page(word)) != Some(PageId::new(ino, lblk)) {
+                odd.insert(PageId::new(ino, lblk), self.superblock.page(word));
+            } else if self.pointed.contains_key(&self.superblock.page(word)) {
+                mapped.insert(self.superblock.page(word));
             }
             true
         });
@@ -105,10 +105,10 @@ impl Repair {
         for (_, block, page) in lost {
             let PageId { ino: dir, lblk } = page;
             let there = self.map.get(page);
-            if !there.is_hole() && self.header_of(there.page()) == Some(page) {
+            if !there.is_hole() && self.header_of(self.superblock.page(there)) == Some(page) {
                 continue;
             }
-            if self.set_page(dir, lblk, Some(PageWord::new(block, 0))).is_err() {
+            if self.set_page(dir, lblk, Some(PageWord::of_block(block))).is_err() {
                 continue;
             }
             if there.is_hole() {
@@ -158,7 +158,7 @@ impl Repair {
     pub(super) fn directories(&mut self) {
         let mut found = Vec::new();
         self.map.for_each(&mut |entry| {
-            let block = entry.word.page();
+            let block = self.superblock.page(entry.word);
             let offset = self.superblock.block_offset(block);
             let is_dir = match self.state[entry.ino.index()] {
                 State::Sound => self.load(entry.ino).is_dir(),

@@ -26,7 +26,7 @@ impl Repair {
             };
             let (key, word) = (self.region.load(offsets.key), PageWord(self.region.load(offsets.word)));
             if key == 0 {
-                if word.0 != 0 && self.superblock.is_data_block(word.page()) {
+                if word.0 != 0 && self.superblock.is_data_block(self.superblock.page(word)) {
                     strays.push((slot, word));
                 }
                 continue;
@@ -40,13 +40,13 @@ impl Repair {
             if let Some(what) = stray {
                 self.set_slot(slot, None);
                 self.mended("mapping", Wrong::Page { at, what }, "dropped", true);
-                if self.superblock.is_data_block(word.page()) {
+                if self.superblock.is_data_block(self.superblock.page(word)) {
                     strays.push((slot, word));
                 }
-            } else if !self.superblock.is_data_block(word.page()) {
+            } else if !self.superblock.is_data_block(self.superblock.page(word)) {
                 // If it was the file's, its count will show it.
                 self.set_slot(slot, None);
-                let what = PageWrong::Block(BlockWrong::NoData);
+                let what = PageWrong::Block(self.superblock.page(word), BlockWrong::NoData);
                 self.mended("mapping", Wrong::Page { at, what }, "dropped", true);
             } else {
                 self.pages[ino.index()] += 1;
@@ -131,7 +131,7 @@ impl Repair {
         }
         let mut candidates: FxHashMap<SlotNo, Vec<PageId>> = FxHashMap::default();
         let mut left = STRAY_COMPARISONS;
-        for ino in self.superblock.inums() {
+        for ino in self.superblock.all_inums() {
             let inode = self.load(ino);
             let misses = self.state[ino.index()] == State::Sound && self.pages[ino.index()] < inode.blocks();
             if !misses {

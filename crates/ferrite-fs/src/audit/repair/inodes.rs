@@ -12,7 +12,7 @@ use crate::format::layout::BLOCK_BYTES;
 impl Repair {
     /// Which inodes exist, and which of them can be trusted.
     pub(super) fn inodes(&mut self) {
-        for ino in self.superblock.inums() {
+        for ino in self.superblock.all_inums() {
             let inode = self.load(ino);
             self.state[ino.index()] = match rules::of_itself(ino, &inode) {
                 Some(_) => State::Damaged,
@@ -27,7 +27,7 @@ impl Repair {
     pub(super) fn rebuild(&mut self) {
         let dirs: FxHashSet<Inum> = self.dir_blocks.iter().map(|found| found.dir).collect();
         let kinds: FxHashMap<Inum, FileKind> = self.entries.iter().map(|entry| (entry.ino, entry.kind)).collect();
-        for ino in self.superblock.inums() {
+        for ino in self.superblock.all_inums() {
             if self.state[ino.index()] != State::Damaged {
                 continue;
             }

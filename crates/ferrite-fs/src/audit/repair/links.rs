@@ -78,7 +78,7 @@ impl Repair {
             named[entry.ino.index()] = true;
             has_entries[entry.dir.index()] = true;
         }
-        for ino in self.superblock.inums().skip(1) {
+        for ino in self.superblock.all_inums().skip(1) {
             if self.state[ino.index()] != State::Sound || named[ino.index()] || self.lost_found == Some(ino) {
                 continue;
             }
@@ -259,7 +259,7 @@ impl Repair {
             None => Lblk::FIRST,
         };
         let block = self.take_block()?;
-        self.set_page(dir, lblk, Some(PageWord::new(block, 0))).ok()?;
+        self.set_page(dir, lblk, Some(PageWord::of_block(block))).ok()?;
         let offset = self.superblock.block_offset(block);
         let [first, second] = dentry::block_header(dir, lblk);
         self.set(offset, first);
@@ -296,7 +296,7 @@ impl Repair {
             let end = &mut ends[found.dir.index()];
             *end = (*end).max(u64::from(found.lblk) + 1);
         }
-        for ino in self.superblock.inums() {
+        for ino in self.superblock.all_inums() {
             if self.state[ino.index()] != State::Sound {
                 continue;
             }

@@ -6,7 +6,6 @@ use super::Repair;
 use crate::audit::rules::logs::{Met, Segment, is_allowed, walk};
 use crate::audit::wrong::{LogWrong, Wrong};
 use crate::format::layout::BLOCK_BYTES;
-use crate::format::log_entry::has_log;
 use crate::space::segments::LogSpace;
 
 impl Repair {
@@ -14,12 +13,12 @@ impl Repair {
     pub(super) fn logs(&mut self) {
         let mut logged = Vec::new();
         self.map.for_each(&mut |entry| {
-            if has_log(entry.word) {
+            if entry.word.has_log() {
                 logged.push(entry);
             }
             true
         });
-        let space = LogSpace::new();
+        let space = LogSpace::new(self.superblock.unit_size);
         for page in logged {
             match self.own_log(&page, &space) {
                 Ok(segments) => {
@@ -37,7 +36,7 @@ impl Repair {
                     }
                 }
                 Err(what) => {
-                    let word = PageWord::new(page.word.page(), 0);
+                    let word = PageWord::of_block(self.superblock.page(page.word));
                     let _ = self.set_page(page.ino, page.lblk, Some(word));
                     self.spoiled.insert(page.ino);
                     self.mended("logs", Wrong::Log { page, what }, "dropped", true);

@@ -158,7 +158,7 @@ impl Repair {
 
     /// Files that map more or fewer pages than they count.
     fn count_pages(&mut self) {
-        for ino in self.superblock.inums() {
+        for ino in self.superblock.all_inums() {
             let (pages, inode) = (self.pages[ino.index()], self.load(ino));
             if self.state[ino.index()] != State::Sound {
                 continue;

@@ -428,7 +428,7 @@ impl Repair {
         let mut pages = Vec::new();
         self.map.for_each(&mut |entry| {
             if entry.ino == ino {
-                pages.push((entry.lblk, entry.word.page()));
+                pages.push((entry.lblk, self.superblock.page(entry.word)));
             }
             true
         });
@@ -497,7 +497,7 @@ impl MapTx for RepairTx<'_> {
     fn alloc_block(&mut self) -> Result<BlockNo, MapError> {
         let mut named: FxHashSet<BlockNo> = self.repair.pointed.keys().copied().collect();
         self.repair.map.for_each(&mut |entry| {
-            named.insert(entry.word.page());
+            named.insert(self.repair.superblock.page(entry.word));
             true
         });
         if self.repair.beside.is_none() {
@@ -531,7 +531,7 @@ impl MapTx for RepairTx<'_> {
             Resource::MapSlot(slot) => {
                 self.repair.map.release(slot);
             }
-            Resource::Inode(_) | Resource::NameSlot(_) | Resource::LogSegment(_) => {}
+            Resource::Inode(_) | Resource::NameSlot(_) | Resource::LogSegment(..) => {}
         }
     }
 }

@@ -21,8 +21,6 @@ use rand::{Rng, RngExt, SeedableRng};
 use crate::format::dentry;
 use crate::format::inode::{Inode, ROOT};
 use crate::format::layout::{BLOCK_BYTES, INODE_BYTES, Superblock};
-use crate::format::log_entry::has_log;
-use crate::format::unit::UNIT_BYTES;
 use crate::page::scan;
 use crate::space::names::NameTable;
 use crate::{Engine, MkfsOptions, MountOptions, fsck, mkfs, repair};
@@ -184,7 +182,7 @@ fn anatomy(image: &[u8]) -> Anatomy {
     let engine = Engine::mount(Region::from_image(image).unwrap(), &quiet()).unwrap();
     let mut own: BTreeMap<Inum, Vec<Range<u64>>> = BTreeMap::new();
     let (mut logs, mut dir_blocks, mut xattrs) = (Vec::new(), Vec::new(), Vec::new());
-    for ino in superblock.inums() {
+    for ino in superblock.all_inums() {
         let offset = superblock.inode_offset(ino);
         let inode = Inode::load(&region, offset);
         if inode.in_use() {
@@ -204,17 +202,21 @@ fn anatomy(image: &[u8]) -> Anatomy {
     map.for_each(&mut |entry| {
         let ranges = own.get_mut(&entry.ino).unwrap();
         ranges.extend(places(&superblock, &entry));
-        let block = superblock.block_offset(entry.word.page());
+        let block = superblock.block_offset(superblock.page(entry.word));
         ranges.push(block..block + BLOCK_BYTES);
-        ranges.extend(superblock.sum_word_offset(entry.word.page()).map(|at| at..at + 8));
+        ranges.extend(
+            superblock
+                .sum_word_offset(superblock.page(entry.word))
+                .map(|at| at..at + 8),
+        );
         if Inode::load(&region, superblock.inode_offset(entry.ino)).is_dir() {
             dir_blocks.push(block..block + BLOCK_BYTES);
         }
-        if has_log(entry.word) {
+        if entry.word.has_log() {
             let page = PageId::new(entry.ino, entry.lblk);
             scan::entries((&region, &superblock), page, entry.word, &mut |found| {
                 let unit = found.segment().header.offset();
-                let segment = unit..unit + u64::from(found.segment().units) * UNIT_BYTES;
+                let segment = unit..unit + u64::from(found.segment().units) * superblock.unit_size.bytes();
                 if !logs.contains(&segment) {
                     logs.push(segment.clone());
                     ranges.push(segment);
@@ -659,7 +661,7 @@ fn the_files_of_a_ruined_directory_are_all_found() {
     map.load(1, &|_| {}).unwrap();
     map.for_each(&mut |entry| {
         if u64::from(entry.ino) == dir {
-            let at = superblock.block_offset(entry.word.page()) as usize;
+            let at = superblock.block_offset(superblock.page(entry.word)) as usize;
             image[at..at + BLOCK_BYTES as usize].fill(0xa5);
         }
         true

@@ -113,11 +113,11 @@ pub(crate) fn walk(
         &mut |entry| {
             let bytes = entry.read(view.region, buffer)?.len() as u64;
             met(Met::Entry { bytes });
-            if entry.trailer.is_first() {
+            if entry.is_first() {
                 let place = entry.segment();
                 let next = view.region.load(place.header.offset());
                 met(Met::Segment(Segment { place, next, newer }));
-                newer = u64::from(place.header.0);
+                newer = place.header.number();
             }
             Ok(true)
         },

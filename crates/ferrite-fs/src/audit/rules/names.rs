@@ -64,7 +64,7 @@ pub(crate) fn owner(view: View<'_>, block: BlockNo) -> Result<Option<Inum>, Slot
         return Ok(None);
     };
     // A freed block keeps its old content.
-    match view.map.get(page).page() == block {
+    match view.superblock.page(view.map.get(page)) == block {
         true => Ok(Some(page.ino)),
         false => Err(SlotWrong::NoDirectory { block }),
     }

@@ -126,8 +126,9 @@ impl Tx<'_> {
 
     /// Counts the log segments that it frees as waiting.
     fn note_waiting_segments(&self) {
+        let size = self.core.superblock.unit_size;
         let unit = |resource: &Resource| match *resource {
-            Resource::LogSegment(unit) => Some(Unit::of_segment(unit)),
+            Resource::LogSegment(block, index) => Some(Unit::first_of(block, size).plus(u32::from(index))),
             _ => None,
         };
         let mut units = self.buffers.freed.iter().filter_map(unit).peekable();

@@ -470,10 +470,10 @@ impl MapTx for Tx<'_> {
     /// gets a later sequence number (from the inode's entry, or the name table), so replay ends with the newer words.
     fn freed(&mut self, resource: Resource) {
         match resource {
-            Resource::Block(_) | Resource::LogSegment(_) if is_seeded(Bug::EarlyReuse) => {
+            Resource::Block(_) | Resource::LogSegment(..) if is_seeded(Bug::EarlyReuse) => {
                 self.buffers.freed_at_once.push(resource);
             }
-            Resource::Block(_) | Resource::MapSlot(_) | Resource::LogSegment(_) => self.buffers.freed.push(resource),
+            Resource::Block(_) | Resource::MapSlot(_) | Resource::LogSegment(..) => self.buffers.freed.push(resource),
             Resource::Inode(_) | Resource::NameSlot(_) => self.buffers.freed_at_once.push(resource),
         }
     }

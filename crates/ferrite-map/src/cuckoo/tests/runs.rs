@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::cuckoo::runs::MAX_RUN;
+use crate::testing::{WORDS, page_of, word_of};
 use crate::{PageId, StoredWord};
 
 const INO: u32 = 1;
@@ -17,7 +18,7 @@ fn straight_file(pages: u32) -> Bed<Cuckoo> {
     for lblk in 0..pages {
         let block = bed.map.alloc_page(&mut tx, PageId::from_raw(INO, lblk)).expect("space");
         bed.map
-            .insert(&mut tx, PageId::from_raw(INO, lblk), PageWord::new(block, 0))
+            .insert(&mut tx, PageId::from_raw(INO, lblk), PageWord::of_block(block))
             .expect("space");
     }
     tx.commit(&bed.region);
@@ -124,7 +125,7 @@ fn a_write_in_the_middle_ends_the_run() {
     let mut tx = bed.tx();
     let block = bed.map.alloc_page(&mut tx, PageId::from_raw(INO, 8)).expect("space");
     bed.map
-        .replace(&mut tx, PageId::from_raw(INO, 8), PageWord::new(block, 0))
+        .replace(&mut tx, PageId::from_raw(INO, 8), PageWord::of_block(block))
         .expect("mapped");
     assert!(tx.words.len() <= 3, "{:?}", tx.words);
     tx.commit(&bed.region);
@@ -139,7 +140,7 @@ fn a_write_in_the_middle_ends_the_run() {
     for lblk in 9..20 {
         let block = bed.map.alloc_page(&mut tx, PageId::from_raw(INO, lblk)).expect("space");
         bed.map
-            .replace(&mut tx, PageId::from_raw(INO, lblk), PageWord::new(block, 0))
+            .replace(&mut tx, PageId::from_raw(INO, lblk), PageWord::of_block(block))
             .expect("mapped");
     }
     tx.commit(&bed.region);
@@ -185,12 +186,12 @@ fn a_page_with_a_log_is_in_no_run() {
     for lblk in [0, 1, 5, 9] {
         let bed = straight_file(10);
         let old = bed.map.get(PageId::from_raw(INO, lblk));
-        let logged = PageWord::new(old.page(), 17);
+        let logged = word_of(page_of(old), 17);
         replace(&bed, lblk, logged);
         assert_eq!(range_of(&bed, lblk), Range::LONE);
         assert_true_runs(&bed, 10);
         // It is merged into another block, in place, and then a record restores the first block.
-        let merged = PageWord::new(old.page().plus(50), 0);
+        let merged = PageWord::of_block(page_of(old).plus(50));
         bed.map
             .swing(PageId::from_raw(INO, lblk), logged, merged)
             .expect("in no run");
@@ -200,7 +201,7 @@ fn a_page_with_a_log_is_in_no_run() {
     }
     let bed = Bed::<Cuckoo>::new(100, 5);
     for lblk in 0..10 {
-        let word = PageWord::new(bed.geometry.first_block.plus(lblk), PageWord::UNWRITTEN);
+        let word = WORDS.unwritten(bed.geometry.first_block.plus(lblk));
         bed.insert_word(INO, lblk, word).expect("space");
     }
     assert!((0..10).all(|lblk| range_of(&bed, lblk) == Range::LONE));
@@ -238,7 +239,7 @@ fn runs_stay_true_whatever_changes() {
                 let is_mapped = bed.map.find_in(&tx, PageId::from_raw(INO, lblk).key()).is_some();
                 // Blocks do not matter here, so pages may share them.
                 let log = if rng.below(8) == 0 { 5 } else { 0 };
-                let word = PageWord::new(bed.geometry.first_block.plus(shift + lblk), log);
+                let word = word_of(bed.geometry.first_block.plus(shift + lblk), log);
                 match (is_mapped, rng.below(6)) {
                     (true, 0) => drop(bed.map.remove(&mut tx, PageId::from_raw(INO, lblk))),
                     (true, _) => bed
@@ -258,8 +259,8 @@ fn runs_stay_true_whatever_changes() {
             tx.commit(&bed.region);
             let lblk = rng.below(u64::from(PAGES)) as u32;
             let word = bed.map.get(PageId::from_raw(INO, lblk));
-            if rng.below(4) == 0 && word.log() != 0 {
-                let merged = PageWord::new(bed.geometry.first_block.plus(rng.below(80) as u32), 0);
+            if rng.below(4) == 0 && !word.is_plain() {
+                let merged = PageWord::of_block(bed.geometry.first_block.plus(rng.below(80) as u32));
                 assert!(bed.map.swing(PageId::from_raw(INO, lblk), word, merged).is_some());
             }
             assert_true_runs(&bed, PAGES + 2);

@@ -170,7 +170,7 @@ fn ways_to(image: &[u8], dir: Ino) -> Vec<u64> {
     map.for_each(&mut |entry| {
         if u64::from(entry.ino) == dir {
             let places = areas.iter().flat_map(|area| area.clone().step_by(8));
-            words.extend(places.filter(|&at| region.load(at) == PageWord::new(entry.word.page(), 0).0));
+            words.extend(places.filter(|&at| region.load(at) == PageWord::of_block(superblock.page(entry.word)).0));
         }
         true
     });
