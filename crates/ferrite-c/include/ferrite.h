@@ -401,7 +401,7 @@ int ferrite_unlink(const struct ferrite_volume *volume, const char *path);
 
 /*
  Gives a file or directory another name, in one step. `flags` are those of renameat2(2): 0, `RENAME_NOREPLACE` or
- `RENAME_EXCHANGE`.
+ `RENAME_EXCHANGE`, or leave a whiteout with `RENAME_WHITEOUT`.
  */
 int ferrite_rename(const struct ferrite_volume *volume,
                    const char *from,

@@ -57,7 +57,7 @@ pub extern "C" fn ferrite_unlink(volume: Option<&Volume>, path: *const c_char) -
 }
 
 /// Gives a file or directory another name, in one step. `flags` are those of renameat2(2): 0, `RENAME_NOREPLACE` or
-/// `RENAME_EXCHANGE`.
+/// `RENAME_EXCHANGE`, or leave a whiteout with `RENAME_WHITEOUT`.
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrite_rename(
     volume: Option<&Volume>,
@@ -66,12 +66,8 @@ pub extern "C" fn ferrite_rename(
     flags: c_uint,
 ) -> c_int {
     call(-1, || {
-        let mode = match flags {
-            0 => RenameMode::Replace,
-            libc::RENAME_NOREPLACE => RenameMode::NoReplace,
-            libc::RENAME_EXCHANGE => RenameMode::Exchange,
-            _ => return Err(Failure::new(libc::EINVAL, format!("no flags {flags:#x} of renameat2"))),
-        };
+        let unknown = || Failure::new(libc::EINVAL, format!("no flags {flags:#x} of renameat2"));
+        let mode = RenameMode::from_flags(flags).ok_or_else(unknown)?;
         let (from, to) = (text(from, "the old path")?, text(to, "the new path")?);
         given(volume)?.0.rename_with(from, to, mode)?;
         Ok(0)

@@ -39,6 +39,59 @@ fn git(test: &TestPool) {
 }
 
 #[test]
+fn an_overlay_keeps_its_changes_on_a_pool() {
+    if has_fuse() {
+        finished(TestPool::new("256M", &[]), overlay);
+    }
+}
+
+#[test]
+fn on_a_server_an_overlay_keeps_its_changes() {
+    if has_fuse() {
+        finished(TestPool::served("256M"), overlay);
+    }
+}
+
+/// As container runtimes use a file system for the writable layer of an image. Where the kernel or the user may not
+/// mount overlays, the test says so.
+fn overlay(test: &TestPool) {
+    let probe = Command::new("unshare").args(["-m", "true"]).status();
+    let has_overlay = std::fs::read_to_string("/proc/filesystems").is_ok_and(|list| list.contains("\toverlay"));
+    if !has_overlay || !probe.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: overlays cannot be mounted here");
+        return;
+    }
+    // The mount of the overlay lives in a namespace of its own, and ends with the shell.
+    sh(
+        &test.dir,
+        "mkdir upper work && low=$(mktemp -d) && merged=$(mktemp -d) && cd /
+         mkdir -p $low/etc/conf.d $low/usr/lib $low/var/cache/old && echo one > $low/etc/passwd
+         for n in $(seq 200); do echo $n > $low/usr/lib/lib$n.so; done; echo c > $low/var/cache/old/c
+         export upper=\"$OLDPWD/upper\" work=\"$OLDPWD/work\" low merged
+         cat > $low.sh <<'EOF'
+         set -e
+         mount -t overlay overlay -o lowerdir=$low,upperdir=$upper,workdir=$work $merged
+         cd $merged
+         if test \"$1\" = change; then
+             echo two >> etc/passwd && rm usr/lib/lib7.so && mv usr/lib/lib8.so usr/lib/lib8.so.old
+             rm -r var/cache/old && mkdir var/cache/old && echo new > var/cache/old/n
+             for n in $(seq 100 200); do rm usr/lib/lib$n.so; done
+             ln etc/passwd etc/passwd.bak && ln -s ../etc usr/etc && chmod 600 etc/passwd
+             cp -a usr/lib usr/lib64 && sync -f .
+         fi
+         test \"$(cat etc/passwd)\" = \"$(printf 'one\\ntwo')\" && test $(stat -c %a etc/passwd) = 600
+         test ! -e usr/lib/lib7.so && test ! -e usr/lib/lib8.so && test $(cat usr/lib/lib8.so.old) = 8
+         test \"$(ls var/cache/old)\" = n && test $(ls usr/lib | wc -l) = 98 && test $(ls usr/lib64 | wc -l) = 98
+         test $(readlink usr/etc) = ../etc && test etc/passwd -ef etc/passwd.bak
+         cd / && umount $merged
+EOF
+         unshare -m sh $low.sh change && unshare -m sh $low.sh
+         test \"$(stat -c '%F %t:%T' $upper/usr/lib/lib7.so)\" = 'character special file 0:0'
+         rm -r $low $low.sh $merged",
+    );
+}
+
+#[test]
 fn archives_and_copies_come_back_identical() {
     if has_fuse() {
         finished(TestPool::new("256M", &[]), archives);

@@ -350,12 +350,7 @@ impl Service {
 
     /// `flags` as for `renameat2`.
     pub(crate) fn rename(&self, ctx: &Ctx, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Response<()> {
-        let mode = match flags {
-            0 => RenameMode::Replace,
-            libc::RENAME_NOREPLACE => RenameMode::NoReplace,
-            libc::RENAME_EXCHANGE => RenameMode::Exchange,
-            _ => return Err(Errno::EINVAL.into()),
-        };
+        let mode = RenameMode::from_flags(flags).ok_or(Errno::EINVAL)?;
         if let Some(leased) = &self.leased {
             leased.moves(to.0, OsStr::from_bytes(to.1));
             leased.moves(from.0, OsStr::from_bytes(from.1));

@@ -22,6 +22,8 @@ values!(RenameMode {
     0 = RenameMode::Replace,
     1 = RenameMode::NoReplace,
     2 = RenameMode::Exchange,
+    3 = RenameMode::Whiteout,
+    4 = RenameMode::NoReplaceWhiteout,
 });
 values!(XattrMode {
     0 = XattrMode::Any,

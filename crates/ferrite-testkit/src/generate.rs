@@ -184,6 +184,8 @@ impl OpGenerator {
                     RenameMode::Replace,
                     RenameMode::NoReplace,
                     RenameMode::Exchange,
+                    RenameMode::Whiteout,
+                    RenameMode::NoReplaceWhiteout,
                 ]);
                 let from = self.known(|_| true);
                 let to = if self.rng.chance(40) {

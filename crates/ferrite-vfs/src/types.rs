@@ -195,6 +195,36 @@ pub enum RenameMode {
     NoReplace,
     /// Swap the two (`RENAME_EXCHANGE`).
     Exchange,
+    /// Replace it, and leave a whiteout at the old name (`RENAME_WHITEOUT`): a character device 0:0, which hides the
+    /// name in the layers below an overlay.
+    Whiteout,
+    /// Refuse with `Exists`, or leave a whiteout at the old name.
+    NoReplaceWhiteout,
+}
+
+impl RenameMode {
+    /// The mode that the flags of `renameat2` name; `None` if they exclude each other, or are unknown.
+    pub fn from_flags(flags: u32) -> Option<Self> {
+        const NO_REPLACE_WHITEOUT: u32 = libc::RENAME_NOREPLACE | libc::RENAME_WHITEOUT;
+        match flags {
+            0 => Some(RenameMode::Replace),
+            libc::RENAME_NOREPLACE => Some(RenameMode::NoReplace),
+            libc::RENAME_EXCHANGE => Some(RenameMode::Exchange),
+            libc::RENAME_WHITEOUT => Some(RenameMode::Whiteout),
+            NO_REPLACE_WHITEOUT => Some(RenameMode::NoReplaceWhiteout),
+            _ => None,
+        }
+    }
+
+    /// Whether an existing target is refused.
+    pub fn refuses_target(self) -> bool {
+        matches!(self, RenameMode::NoReplace | RenameMode::NoReplaceWhiteout)
+    }
+
+    /// Whether the old name then leads to a whiteout.
+    pub fn leaves_whiteout(self) -> bool {
+        matches!(self, RenameMode::Whiteout | RenameMode::NoReplaceWhiteout)
+    }
 }
 
 /// How `setxattr` treats an existing attribute.

@@ -354,7 +354,7 @@ impl Vfs {
             let moved = self.look(&from)?;
             let replaced = match (mode, self.look(&to)) {
                 (RenameMode::Exchange, replaced) => Some(replaced?),
-                (RenameMode::NoReplace, Ok(_)) => return Err(FsError::Exists),
+                (mode, Ok(_)) if mode.refuses_target() => return Err(FsError::Exists),
                 _ => None,
             };
             let is_file = |attr: &Attr| attr.kind != FileKind::Directory;

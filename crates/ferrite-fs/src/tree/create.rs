@@ -10,7 +10,7 @@ use ferrite_vfs::{Attr, Ctx, FileKind, FsError, Ino, LINK_MAX, Outcome, Result, 
 
 use super::lookup::{check_dir, gone};
 use super::{dir, permission};
-use crate::cache::inodes::InodeMem;
+use crate::cache::inodes::{Exclusive, InodeMem};
 use crate::format::inode::{INLINE_BYTES, Inode};
 use crate::format::layout::BLOCK_BYTES;
 use crate::page::block;
@@ -101,6 +101,33 @@ pub(crate) fn create(
         let attr = core.locked_attr(child.inode, &inode)?;
         Ok((Arc::clone(child.inode), attr))
     })
+}
+
+/// A new whiteout: a character device 0:0 that hides its name in the layers below an overlay. In `tx`, which puts its
+/// inode; its name is an old one of `directory`.
+pub(super) fn whiteout<'p>(
+    core: &Core,
+    ctx: &Ctx,
+    tx: &mut Tx<'_>,
+    (parent, directory): (Inum, &Inode),
+    place: &'p OnceCell<Arc<InodeMem>>,
+) -> Result<Exclusive<'p>> {
+    let new = New {
+        kind: FileKind::CharDevice,
+        mode: 0,
+        rdev: 0,
+        target: b"",
+    };
+    let ino = tx.alloc_inode()?;
+    let child = core.inodes.fresh(ino, place);
+    let mut inode = core.load(ino).reborn();
+    let posix::Inherited { gid, .. } = posix::inherit(&core.attr(parent, directory)?, &ctx.cred, new.mode, false);
+    inode.set_mode_bits(new.kind.mode_bits());
+    inode.set_uid(ctx.cred.uid);
+    inode.set_gid(gid);
+    initialize(&mut inode, &new, Core::now());
+    tx.put_inode(ino, &mut inode);
+    Ok(child)
 }
 
 /// Sets the attributes of a new inode that do not depend on its creator or its directory.

@@ -1,14 +1,16 @@
-//! Rename, always in one record: two entries, their slots, up to four inodes and the replaced target.
+//! Rename, always in one record: two entries, their slots, up to four inodes and the replaced target; or, with a
+//! whiteout, the new inode that the old entry then names.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 use ferrite_map::Inum;
 use ferrite_vfs::posix::{self, RenameSide};
 use ferrite_vfs::{BadArgument, Ctx, FileKind, FsError, Ino, LINK_MAX, Outcome, RenameMode, Result, SpaceOf};
 
-use super::dir;
 use super::lookup::{Edits, check_dir, find, gone};
 use super::remove::{self, Fate};
+use super::{create, dir};
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::ROOT;
 use crate::pool::core::Core;
@@ -95,39 +97,19 @@ fn attempt(
         Ok(false) => return None,
         Err(error) => return Some(Err(error)),
     }
-    let fates = (|| {
-        let mut edits = Edits::load(core, &involved)?;
-        check_dir(edits.get(from.dir.ino))?;
-        check_dir(edits.get(to.dir.ino))?;
-        if !check(core, ctx, &mut edits, (from, to), (source_entry, source), target, mode)? {
-            return Ok(None);
-        }
-        let mut tx = Tx::new(core, Purpose::Change);
-        let fate = match (mode, target) {
-            (RenameMode::Exchange, Some(target)) => {
-                exchange(core, &mut tx, &mut edits, from, to, source_entry, &target.0)?;
-                Fate::Lives
-            }
-            _ => {
-                let entries = (source_entry, target);
-                let planned = relink(core, &mut tx, &mut edits, &mut locks, (from, to), entries, keep_block)?;
-                edits.put(&mut tx);
-                tx.note_outcome(ctx, || Ok(Outcome::Done))?;
-                tx.commit(&involved)?;
-                if let Some(planned) = planned.1 {
-                    dir::inserted(&planned, locks.hints(to.dir.ino));
-                }
-                let fate = target.map_or(planned.0, |(_, inode)| remove::settle(core, inode, planned.0));
-                return Ok(Some(fate));
-            }
+    let sides = (from, to);
+    let fate = Edits::load(core, &involved).and_then(|edits| {
+        let change = Change {
+            core,
+            ctx,
+            mode,
+            keep_block,
+            involved: &involved,
         };
-        edits.put(&mut tx);
-        tx.note_outcome(ctx, || Ok(Outcome::Done))?;
-        tx.commit(&involved)?;
-        Ok(Some(fate))
-    })();
+        change.carry_out(edits, &mut locks, sides, (source_entry, source), target)
+    });
     drop(locks);
-    Some(match (fates, target) {
+    Some(match (fate, target) {
         (Ok(Some(fate)), Some((_, inode))) => {
             remove::finish_committed(core, inode, fate);
             Ok(())
@@ -135,6 +117,86 @@ fn attempt(
         (Ok(_), _) => Ok(()),
         (Err(error), _) => Err(error),
     })
+}
+
+/// A rename whose inodes are locked, and whose names lead where they led before.
+struct Change<'c> {
+    core: &'c Core,
+    ctx: &'c Ctx,
+    mode: RenameMode,
+    keep_block: bool,
+    involved: &'c [&'c Arc<InodeMem>],
+}
+
+impl Change<'_> {
+    /// Checks and commits it. Returns the fate of the target's inode; `None` if there was nothing to do.
+    fn carry_out(
+        &self,
+        mut edits: Edits,
+        locks: &mut LockSet<'_>,
+        (from, to): (&Side<'_>, &Side<'_>),
+        (source_entry, source): (&Found, &Arc<InodeMem>),
+        target: Option<&(Found, Arc<InodeMem>)>,
+    ) -> Result<Option<Fate>> {
+        let &Change { core, ctx, mode, .. } = self;
+        check_dir(edits.get(from.dir.ino))?;
+        check_dir(edits.get(to.dir.ino))?;
+        if !check(core, ctx, &mut edits, (from, to), (source_entry, source), target, mode)? {
+            return Ok(None);
+        }
+        let mut tx = Tx::new(core, Purpose::Change);
+        if let (RenameMode::Exchange, Some(target)) = (mode, target) {
+            exchange(core, &mut tx, &mut edits, from, to, source_entry, &target.0)?;
+            self.commit(tx, edits, None)?;
+            return Ok(Some(Fate::Lives));
+        }
+        let place = OnceCell::new();
+        let whiteout = match mode.leaves_whiteout() {
+            true => {
+                let dir = (from.dir.ino, &*edits.get(from.dir.ino));
+                Some(create::whiteout(core, ctx, &mut tx, dir, &place)?)
+            }
+            false => None,
+        };
+        let leaves = match &whiteout {
+            Some(whiteout) => Leaves::Whiteout(whiteout.inode.ino),
+            None => Leaves::Nothing {
+                keep_block: self.keep_block,
+            },
+        };
+        let entries = (source_entry, target);
+        let (fate, planned) = relink(core, &mut tx, &mut edits, locks, (from, to), entries, leaves)?;
+        self.commit(tx, edits, whiteout.as_ref().map(|whiteout| whiteout.inode))?;
+        if let Some(planned) = planned {
+            dir::inserted(&planned, locks.hints(to.dir.ino));
+        }
+        Ok(Some(
+            target.map_or(fate, |(_, inode)| remove::settle(core, inode, fate)),
+        ))
+    }
+
+    /// Commits the changes of the inodes involved, and those of a whiteout, which exists from then on.
+    fn commit(&self, mut tx: Tx<'_>, mut edits: Edits, whiteout: Option<&Arc<InodeMem>>) -> Result<()> {
+        edits.put(&mut tx);
+        tx.note_outcome(self.ctx, || Ok(Outcome::Done))?;
+        let Some(whiteout) = whiteout else {
+            return tx.commit(self.involved);
+        };
+        whiteout.set_alive();
+        let committed = tx.commit(&[self.involved, &[whiteout]].concat());
+        if committed.is_err() {
+            whiteout.set_dead();
+        }
+        committed
+    }
+}
+
+/// The old name afterwards.
+enum Leaves {
+    /// It is gone. Its block stays a block of the directory if `keep_block`.
+    Nothing { keep_block: bool },
+    /// It leads to this new inode.
+    Whiteout(Inum),
 }
 
 /// All the reasons to refuse; `Ok(false)` if there is nothing to do.
@@ -148,7 +210,7 @@ fn check(
     mode: RenameMode,
 ) -> Result<bool> {
     match (mode, target) {
-        (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
+        (mode, Some(_)) if mode.refuses_target() => return Err(FsError::Exists),
         (RenameMode::Exchange, None) => return Err(FsError::NotFound),
         _ => {}
     }
@@ -223,7 +285,8 @@ fn is_below(core: &Core, dir: Inum, ancestor: Inum) -> Result<bool> {
     Err(FsError::Loop)
 }
 
-/// Removes the source's entry, and makes the target's entry name the source's inode, or adds a new entry.
+/// Removes the source's entry, or gives it to a whiteout, and makes the target's entry name the source's inode, or adds
+/// a new entry.
 fn relink(
     core: &Core,
     tx: &mut Tx<'_>,
@@ -231,7 +294,7 @@ fn relink(
     locks: &mut LockSet<'_>,
     (from, to): (&Side<'_>, &Side<'_>),
     (source, target): (&Found, Option<&(Found, Arc<InodeMem>)>),
-    keep_block: bool,
+    leaves: Leaves,
 ) -> Result<(Fate, Option<dir::Planned>)> {
     let now = Core::now();
     let child = (source.ino, source.kind);
@@ -251,10 +314,15 @@ fn relink(
         let place = (edits.get(to.dir.ino), locks.hints(to.dir.ino));
         planned = Some(dir::insert(core, tx, &key, place, child)?);
     }
-    // The new name may be placed in the block that the old one leaves.
-    let keep_block = keep_block || (same_dir && target.is_none());
-    let place = (from.dir.ino, edits.get(from.dir.ino), locks.hints(from.dir.ino));
-    dir::remove(core, tx, place, source, keep_block)?;
+    match leaves {
+        Leaves::Whiteout(ino) => dir::replace(core, tx, from.dir.ino, from.name, source, (ino, FileKind::CharDevice))?,
+        Leaves::Nothing { keep_block } => {
+            // The new name may be placed in the block that the old one leaves.
+            let keep_block = keep_block || (same_dir && target.is_none());
+            let place = (from.dir.ino, edits.get(from.dir.ino), locks.hints(from.dir.ino));
+            dir::remove(core, tx, place, source, keep_block)?;
+        }
+    }
     if is_dir && !same_dir {
         let directory = edits.get(from.dir.ino);
         directory.set_nlink(directory.nlink().saturating_sub(1));

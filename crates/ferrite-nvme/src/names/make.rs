@@ -135,10 +135,18 @@ impl Core {
         if is_dir && attr.nlink >= LINK_MAX {
             return Err(FsError::TooManyLinks);
         }
-        let posix::Inherited { gid, mode } = posix::inherit(&attr, &ctx.cred, new.mode, is_dir);
+        let inline = if is_dir { name } else { new.target };
+        let (ino, node) = self.new_node(ctx, &attr, new, Content::Inline(inline.to_vec()))?;
+        self.put_edge(step, dir.ino, name, slot, &Edge::to(ino, &node))?;
+        Ok((ino, node))
+    }
+
+    /// An inode that the caller creates in the directory of `dir`.
+    pub(super) fn new_node(&self, ctx: &Ctx, dir: &Attr, new: &New<'_>, content: Content) -> Result<(Ino, Node)> {
+        let is_dir = new.kind == FileKind::Directory;
+        let posix::Inherited { gid, mode } = posix::inherit(dir, &ctx.cred, new.mode, is_dir);
         let now = self.now();
         let ino = self.next_ino()?;
-        let inline = if is_dir { name } else { new.target };
         let node = Node {
             kind: new.kind,
             mode,
@@ -155,9 +163,8 @@ impl Core {
             change: self.next_change(),
             parent: dir.ino,
             has_xattrs: false,
-            content: Content::Inline(inline.to_vec()),
+            content,
         };
-        self.put_edge(step, dir.ino, name, slot, &Edge::to(ino, &node))?;
         Ok((ino, node))
     }
 

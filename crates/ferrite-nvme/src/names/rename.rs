@@ -11,7 +11,7 @@ use ferrite_checks::ranked::{RwLockReadGuard, RwLockWriteGuard};
 use ferrite_vfs::{BadArgument, Ctx, FileKind, FsError, Ino, LINK_MAX, Outcome, ROOT_INO, RenameMode, Result, posix};
 
 use super::remove::Lost;
-use super::{Slot, Touch, is_live_dir, missing};
+use super::{New, Slot, Touch, is_live_dir, missing};
 use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::{Content, Edge, Node};
@@ -280,8 +280,19 @@ impl Rename<'_> {
         let inodes = Inodes::lock(&moved, victim.as_ref())?;
         self.check(&dirs, &inodes)?;
         let links = self.links(&dirs, &inodes, plan.crosses)?;
-        let edit = self.put(&mut step, &dirs, &inodes, slots, links)?;
+        let whiteout = match self.mode.leaves_whiteout() {
+            true => Some(self.whiteout(dirs.from())?),
+            false => None,
+        };
+        let edit = self.put(&mut step, &dirs, &inodes, slots, (links, whiteout.as_ref()))?;
+        // As in `make`: other threads see it as soon as it is there.
+        let made = whiteout.map(|(ino, node)| (self.core.entry(ino), node));
+        let made_state = made.as_ref().map(|(made, _)| made.state.write_ordered(made.ino));
         step.commit(|| Outcome::Done)?;
+        if let (Some((made, node)), Some(mut state)) = (&made, made_state) {
+            made.init(&mut state, node.clone(), false);
+            self.core.inodes.fetch_add(1, Ordering::Relaxed);
+        }
         self.publish(&mut dirs, inodes, links, edit);
         Ok(Tried::Done)
     }
@@ -367,7 +378,7 @@ impl Rename<'_> {
     /// Whether the new name may, or must, exist.
     fn check_mode(&self, target: Option<Edge>) -> Result<()> {
         match (self.mode, target) {
-            (RenameMode::NoReplace, Some(_)) => Err(FsError::Exists),
+            (mode, Some(_)) if mode.refuses_target() => Err(FsError::Exists),
             (RenameMode::Exchange, None) => Err(FsError::NotFound),
             _ => Ok(()),
         }
@@ -438,7 +449,7 @@ impl Rename<'_> {
         dirs: &Dirs<'_>,
         inodes: &Inodes<'_>,
         (from_slot, to_slot): (Slot, Slot),
-        links: Links,
+        (links, whiteout): (Links, Option<&(Ino, Node)>),
     ) -> Result<Edit> {
         let (core, from, to) = (self.core, self.from, self.to);
         let now = core.now();
@@ -451,14 +462,14 @@ impl Rename<'_> {
                 Replaced::Exchanged(node)
             }
             Some((victim, state)) => {
-                core.delete_edge(step, from.dir, from.name, &from_slot)?;
+                self.leave(step, from_slot, whiteout)?;
                 if state.node.is_dir() {
                     core.delete_places(step, victim.ino)?;
                 }
                 Replaced::Lost(core.lose_name(step, victim, state, now)?)
             }
             None => {
-                core.delete_edge(step, from.dir, from.name, &from_slot)?;
+                self.leave(step, from_slot, whiteout)?;
                 Replaced::Nothing
             }
         };
@@ -475,6 +486,26 @@ impl Rename<'_> {
             from_touch,
             to_touch,
         })
+    }
+
+    /// Removes the old name, or gives it to a whiteout.
+    fn leave(&self, step: &mut Step<'_>, slot: Slot, whiteout: Option<&(Ino, Node)>) -> Result<()> {
+        let (core, from) = (self.core, self.from);
+        match whiteout {
+            Some((ino, node)) => {
+                core.put_edge(step, from.dir, from.name, slot, &Edge::to(*ino, node))?;
+                step.txn.put(&key::node(*ino), &node.encode())?;
+                Ok(())
+            }
+            None => core.delete_edge(step, from.dir, from.name, &slot),
+        }
+    }
+
+    /// A character device 0:0, which hides its name in the layers below an overlay.
+    fn whiteout(&self, dir: &State) -> Result<(Ino, Node)> {
+        let attr = self.core.attr(&self.from_dir, dir);
+        let new = New::of(FileKind::CharDevice, 0);
+        self.core.new_node(self.ctx, &attr, &new, Content::Inline(Vec::new()))
     }
 
     /// Publishes in memory what has been committed, under the same locks.

@@ -23,6 +23,10 @@ pub(super) const CASES: &[Case] = &[
         run: exchange_matrix,
     },
     Case {
+        name: "rename/whiteout, every kind and pair of kinds",
+        run: whiteouts,
+    },
+    Case {
         name: "rename/link counts of parents",
         run: parent_counts,
     },
@@ -165,6 +169,47 @@ fn exchange_matrix(h: &Harness<'_>) {
             (2 + u32::from(is_dir(to)), 2 + u32::from(is_dir(from)))
         );
     });
+}
+
+/// The old name then leads to a new device 0:0, whatever was moved, and wherever to; or nothing has changed.
+fn whiteouts(h: &Harness<'_>) {
+    let is_whiteout = |path: &str| {
+        let attr = h.stat(path);
+        let kind = (attr.kind, attr.rdev, attr.mode, attr.nlink);
+        assert_eq!(kind, (FileKind::CharDevice, 0, 0, 1), "{path}: {attr:?}");
+    };
+    pairs(h, |from, to| {
+        let (old, new) = (h.ino("a/old"), h.ino("b/new"));
+        refused!(h.try_rename("a/old", "b/new", RenameMode::NoReplaceWhiteout), Exists);
+        assert_eq!((h.ino("a/old"), h.ino("b/new")), (old, new));
+        let moved = h.try_rename("a/old", "b/new", RenameMode::Whiteout);
+        if is_dir(from) != is_dir(to) {
+            let error = moved.expect_err("a directory onto another kind, or the reverse");
+            assert_eq!((h.ino("a/old"), h.ino("b/new")), (old, new), "{error}");
+            return;
+        }
+        moved.unwrap_or_else(|error| panic!("{from:?} onto {to:?}: {error}"));
+        assert_eq!((h.ino("b/new"), h.stat("b/new").kind), (old, from));
+        is_whiteout("a/old");
+        assert_eq!(h.names("a"), ["old"]);
+    });
+    for kind in KINDS {
+        for (path, mode) in [("a/y", RenameMode::Whiteout), ("b/x", RenameMode::NoReplaceWhiteout)] {
+            let ino = h.node("a/x", kind);
+            h.try_rename("a/x", path, mode).expect("rename to a free name");
+            assert_eq!((h.ino(path), h.stat(path).kind), (ino, kind));
+            is_whiteout("a/x");
+            assert_ne!(h.ino("a/x"), ino);
+            h.unlink("a/x");
+            remove(h, path);
+        }
+    }
+    // Two names of one file: nothing happens.
+    h.file("a/one");
+    h.link("a/one", "a/two");
+    h.try_rename("a/one", "a/two", RenameMode::Whiteout)
+        .expect("nothing to do");
+    assert_eq!((h.ino("a/one"), h.nlink("a/two")), (h.ino("a/two"), 2));
 }
 
 fn parent_counts(h: &Harness<'_>) {

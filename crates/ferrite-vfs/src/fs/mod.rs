@@ -98,7 +98,7 @@ pub trait FileSystem: Send + Sync {
     fn rmdir(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()>;
 
     /// Renames, atomically. `Invalid` when a directory would go below itself. Replacing a name by
-    /// another link of the same inode changes nothing.
+    /// another link of the same inode changes nothing. A whiteout belongs to the caller, as a file that it creates.
     fn rename(
         &self,
         ctx: &Ctx,

@@ -299,7 +299,7 @@ impl FileSystem for MemFs {
             state.live_dir(parent)?;
             state.live_dir(new_parent)?;
             match (mode, target) {
-                (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
+                (mode, Some(_)) if mode.refuses_target() => return Err(FsError::Exists),
                 (RenameMode::Exchange, None) => return Err(FsError::NotFound),
                 (_, Some(target)) if target == source => return Ok(()),
                 _ => {}
@@ -335,6 +335,10 @@ impl FileSystem for MemFs {
             }
             state.enter(new_parent, new_name, source, now)?;
             state.node(source)?.touch(now);
+            if mode.leaves_whiteout() {
+                // The caller may rename, and needs no right to make devices.
+                state.make(&Ctx::trusted(ctx.cred.clone()), parent, name, FileKind::CharDevice, 0)?;
+            }
             Ok(())
         })
     }

@@ -259,7 +259,7 @@ impl State {
     pub(super) fn check_rename(&mut self, from: (Ino, Ino), to: (Ino, Option<Ino>), mode: RenameMode) -> Result<bool> {
         let ((from_dir, source), (to_dir, target)) = (from, to);
         match (mode, target) {
-            (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
+            (mode, Some(_)) if mode.refuses_target() => return Err(FsError::Exists),
             (RenameMode::Exchange, None) => return Err(FsError::NotFound),
             (_, Some(target)) if target == source => return Ok(false),
             _ => {}
