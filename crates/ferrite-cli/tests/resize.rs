@@ -80,6 +80,20 @@ fn what_cannot_grow_is_left_as_it_is() {
     }
     refused("200G", 1, "MiB free");
     check(&pool, &content);
+    // A pool that ended before its file would not find its second superblock.
+    let longer = dir.path().join("longer");
+    fs::copy(&pool, &longer).unwrap();
+    fs::File::options()
+        .write(true)
+        .open(&longer)
+        .unwrap()
+        .set_len(300 << 20)
+        .unwrap();
+    let said = fails(ferrite().arg("resize").arg(&longer).args(["--size", "256M"]), 2);
+    assert!(said.contains("300.0 MiB") && said.contains("omit --size"), "{said}");
+    assert_eq!(fs::metadata(&longer).unwrap().len(), 300 << 20);
+    ok(ferrite().arg("resize").arg(&longer));
+    check(&longer, &content);
     let none = dir.path().join("none");
     let said = fails(ferrite().arg("resize").arg(&none).args(["--size", "1G"]), 1);
     assert!(said.contains("none") && !none.exists(), "{said}");

@@ -132,7 +132,9 @@ impl PoolCreation {
             return Ok(());
         }
         let (wanted_mib, free_mib) = (wanted_bytes.div_ceil(1 << 20), free_bytes >> 20);
-        let why = format!("{wanted_mib} MiB are needed, its file system has {free_mib} MiB free");
+        let why = format!(
+            "{wanted_mib} MiB are needed, its file system has {free_mib} MiB free; `mkfs --sparse` allocates none"
+        );
         Err(PmError::io(
             "allocate the space for",
             &self.path,

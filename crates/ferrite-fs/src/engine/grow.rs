@@ -1,10 +1,11 @@
 //! Growing a pool that is not mounted.
 //!
-//! Crash argument: nothing before the old end of the pool changes until the end. The larger tables are built in the
-//! space that is added, to which the old superblock does not lead, and a fence makes them durable. Then the new
-//! superblock is written to the new end of the pool, and after another fence over the first. Until the last write, the
-//! first block holds the old superblock, which still describes a whole pool; if that write is torn, the copy at the end
-//! is the new one, and describes a whole pool too.
+//! Crash argument: nothing before the old end of the pool changes until the end. First the new end gets a copy of the
+//! old superblock, because a damaged first one is replaced by the last block of the file or device. The larger tables
+//! are built in the space that is added, to which the old superblock does not lead, and a fence makes them durable.
+//! Then the new superblock is written to the new end of the pool, and after another fence over the first. Until the
+//! last write, the first block holds the old superblock, which still describes a whole pool; if that write is torn, the
+//! copy at the end is the new one, and describes a whole pool too.
 //!
 //! Data blocks, page logs, the journal and the outcomes stay where they are.
 
@@ -13,11 +14,12 @@ use std::sync::Arc;
 
 use ferrite_map::{BlockNo, FileMap, MapError, MapTx, Mapping, Resource, StoredWord};
 use ferrite_pm::{Access, Region};
+use ferrite_vfs::volume::human_bytes;
 
 use super::handle::{Engine, is_clean};
 use crate::audit::fsck::Progress;
 use crate::error::EngineError;
-use crate::format::layout::{INODE_BYTES, SUM_BYTES, Superblock};
+use crate::format::layout::{BLOCK_BYTES, INODE_BYTES, SUM_BYTES, Superblock};
 use crate::options::MountOptions;
 use crate::space::names::NameTable;
 
@@ -40,13 +42,16 @@ pub fn grow(path: &Path, size_bytes: u64, progress: Progress<'_>) -> Result<Supe
         use std::os::unix::fs::MetadataExt;
         file.is_file() && file.blocks().saturating_mul(512) < old.size_bytes
     });
-    let file_bytes = std::fs::metadata(path).map_or(0, |file| file.len());
-    let region_bytes = size_bytes.max(file_bytes);
+    if let Ok(file) = std::fs::metadata(path)
+        && file.len() > size_bytes
+    {
+        return Err(ends_early(file.len(), size_bytes));
+    }
     let longer = |_: &Region| Ok::<(), EngineError>(());
     progress("space", 0, 1);
     let region = Arc::new(match is_sparse {
-        true => Region::create_sparse_with(path, region_bytes, longer)?,
-        false => Region::create_with(path, region_bytes, longer)?,
+        true => Region::create_sparse_with(path, size_bytes, longer)?,
+        false => Region::create_with(path, size_bytes, longer)?,
     });
     grow_in(&region, size_bytes, progress)
 }
@@ -64,7 +69,16 @@ fn recover(path: &Path) -> Result<Superblock, EngineError> {
     Ok(engine.core().superblock.clone())
 }
 
-/// The same in a region that is at least as long as the pool is to be.
+/// The second superblock is looked for at the end of the file or device, and there alone: the pool must end there.
+fn ends_early(has_bytes: u64, size_bytes: u64) -> EngineError {
+    EngineError::Options(format!(
+        "the file or device has {}, and a pool uses all of it, not {}; omit --size",
+        human_bytes(has_bytes),
+        human_bytes(size_bytes)
+    ))
+}
+
+/// The same in a region that is as long as the pool is to be.
 pub(crate) fn grow_in(
     region: &Arc<Region>,
     size_bytes: u64,
@@ -78,6 +92,11 @@ pub(crate) fn grow_in(
         return Err(EngineError::ReadOnlyFeatures(old.unknown_ro_compat()));
     }
     let new = old.grown(size_bytes)?;
+    if new.second_copy_offset() != region.len() / BLOCK_BYTES * BLOCK_BYTES - BLOCK_BYTES {
+        return Err(ends_early(region.len(), size_bytes));
+    }
+    region.stream(new.second_copy_offset(), &old.encode());
+    region.fence()?;
     let grower = Grower {
         region,
         old: &old,

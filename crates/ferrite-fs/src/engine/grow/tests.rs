@@ -109,6 +109,9 @@ fn small_pool(mapping: Mapping, data_checksum: bool, bytes: u64) -> (Vec<u8>, Ve
 }
 
 fn grow_image(image: &[u8], size_bytes: u64) -> (Vec<u8>, Superblock) {
+    let mut longer = image.to_vec();
+    longer.resize(size_bytes as usize, 0xa5);
+    let image = &longer;
     let region = Arc::new(Region::from_image(image).unwrap());
     let new = grow_in(&region, size_bytes, &mut |_, _, _| {}).unwrap();
     let mut grown = vec![0; image.len()];
@@ -126,7 +129,7 @@ fn variants() -> impl Iterator<Item = (Mapping, bool)> {
 #[test]
 fn a_pool_that_grows_keeps_all_files_and_has_more_space() {
     for (mapping, data_checksum) in variants() {
-        let (mut image, known) = small_pool(mapping, data_checksum, 3 * GROWN_BYTES);
+        let (mut image, known) = small_pool(mapping, data_checksum, SMALL_BYTES);
         let before = Superblock::find(&Region::from_image(&image).unwrap()).unwrap();
         for size_bytes in [GROWN_BYTES, 3 * GROWN_BYTES] {
             let (grown, new) = grow_image(&image, size_bytes);
@@ -156,7 +159,7 @@ fn a_pool_that_grows_keeps_all_files_and_has_more_space() {
             drop(file);
             engine.unlink(SYSTEM, ROOT_INO, b"large").unwrap();
             engine.unmount().unwrap();
-            image = vec![0; image.len()];
+            image = vec![0; size_bytes as usize];
             engine.core().region.read(0, &mut image);
             check_pool(Region::from_image(&image).unwrap());
         }
@@ -169,13 +172,13 @@ fn a_pool_that_grows_keeps_all_files_and_has_more_space() {
 fn growth_is_one_step_for_a_crash() {
     for (mapping, data_checksum) in variants() {
         for grown_before in [false, true] {
-            let (mut image, known) = small_pool(mapping, data_checksum, 2 * GROWN_BYTES);
+            let (mut image, known) = small_pool(mapping, data_checksum, SMALL_BYTES);
             let mut size_bytes = GROWN_BYTES;
             if grown_before {
                 image = grow_image(&image, size_bytes).0;
                 size_bytes *= 2;
             }
-            image.truncate(size_bytes as usize);
+            image.resize(size_bytes as usize, 0xa5);
             let recorder = Recorder::new(image.clone());
             let mut region = Region::from_image(&image).unwrap();
             region.attach_recorder(Arc::clone(&recorder));
@@ -186,8 +189,14 @@ fn growth_is_one_step_for_a_crash() {
                 let choices = [Choice::None, Choice::All]
                     .into_iter()
                     .chain((0..3).map(Choice::Random));
+                let point = cursor.point();
                 for choice in choices {
-                    sizes.push(cursor.with_image(choice, |image| check_crashed(image, &known)));
+                    sizes.push(cursor.with_image(choice, |image| {
+                        if point > 0 && matches!(choice, Choice::None | Choice::All) {
+                            check_without_first(image, &known);
+                        }
+                        check_crashed(image, &known)
+                    }));
                 }
                 if !cursor.advance() {
                     break;
@@ -219,6 +228,14 @@ fn check_crashed(image: &Image, known: &[Known]) -> u64 {
     size_bytes
 }
 
+/// The same pool is found by the last block of the region if the first is damaged.
+fn check_without_first(image: &Image, known: &[Known]) {
+    let mut damaged = image.to_vec();
+    damaged[..PAGE].fill(0);
+    let engine = Engine::mount(Region::from_image(&damaged).unwrap(), &quiet()).unwrap();
+    check_files(&engine, known);
+}
+
 #[test]
 fn growth_that_cannot_be_is_refused_before_anything_changes() {
     let (image, _) = small_pool(Mapping::Hashfs, false, GROWN_BYTES);
@@ -235,6 +252,8 @@ fn growth_that_cannot_be_is_refused_before_anything_changes() {
     refused(SMALL_BYTES + 8192, "give it at least");
     refused(300 << 30, "--log-unit 64");
     refused(20 << 40, "at most 16 TiB");
+    // Its second superblock would not be found.
+    refused(GROWN_BYTES - 2 * MIB, "uses all of it");
     let region = Region::from_image(&image).unwrap();
     let mounted = Engine::mount(region, &quiet()).unwrap();
     let region = Arc::clone(&mounted.core().region);
