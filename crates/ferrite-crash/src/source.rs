@@ -264,6 +264,7 @@ pub fn alphabet() -> Vec<Op> {
         ),
         setxattr(&[A], 100),
         setxattr(&[D], 2000),
+        setxattr(&[A], 9000),
         Op::Removexattr { on: at(&[D]), name: 0 },
         Op::Read {
             on: at(&[A]),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use ferrite_vfs::posix::{self, Access};
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, FileKind, FsError, Ino, Outcome, ROOT_INO, Result, SetAttr, SetTime, SpaceOf,
-    XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode,
+    XATTR_NAME_MAX, XATTR_SIZE_MAX, XATTR_SPACE_BYTES, XattrMode,
 };
 
 use crate::FILE_BYTES_MAX;
@@ -27,8 +27,6 @@ use crate::names::missing;
 use crate::rights::{Left, encode_xattrs};
 use crate::table::{State, Turn};
 
-/// Space for extended attributes of one inode: the sum of 4 + name + value over all.
-const XATTR_SPACE_BYTES: usize = 4064;
 /// How often a change of a directory looks for its name again, because it was renamed meanwhile.
 const RACES_MAX: usize = 64;
 

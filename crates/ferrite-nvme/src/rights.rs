@@ -69,11 +69,16 @@ impl Core {
     }
 }
 
+/// The bit of a name's length that says that its value has a byte more than the other length says.
+const LONGEST_SHIFT: u32 = 15;
+
+/// Names and values, with their lengths. Values of 65536 bytes, which 16 bits cannot tell, set a bit of the name's.
 pub(crate) fn encode_xattrs(xattrs: &BTreeMap<Vec<u8>, Vec<u8>>) -> Vec<u8> {
     let mut value = Vec::new();
     for (name, content) in xattrs {
-        value.extend_from_slice(&(name.len() as u16).to_le_bytes());
-        value.extend_from_slice(&(content.len() as u16).to_le_bytes());
+        let is_longest = content.len() > usize::from(u16::MAX);
+        value.extend_from_slice(&(name.len() as u16 | u16::from(is_longest) << LONGEST_SHIFT).to_le_bytes());
+        value.extend_from_slice(&content.len().min(usize::from(u16::MAX)).to_le_bytes()[..2]);
         value.extend_from_slice(name);
         value.extend_from_slice(content);
     }
@@ -85,8 +90,10 @@ fn decode_xattrs(value: &[u8]) -> Option<BTreeMap<Vec<u8>, Vec<u8>>> {
     let mut rest = value;
     while !rest.is_empty() {
         let (lengths, behind) = rest.split_first_chunk::<4>()?;
-        let name_len = usize::from(u16::from_le_bytes([lengths[0], lengths[1]]));
-        let content_len = usize::from(u16::from_le_bytes([lengths[2], lengths[3]]));
+        let name_word = u16::from_le_bytes([lengths[0], lengths[1]]);
+        let (name_len, longer) = (name_word & !(1 << LONGEST_SHIFT), name_word >> LONGEST_SHIFT);
+        let name_len = usize::from(name_len);
+        let content_len = usize::from(u16::from_le_bytes([lengths[2], lengths[3]])) + usize::from(longer);
         let (name, behind) = behind.split_at_checked(name_len)?;
         let (content, behind) = behind.split_at_checked(content_len)?;
         xattrs.insert(name.to_vec(), content.to_vec());

@@ -22,6 +22,8 @@ pub const SYMLOOP_MAX: usize = 40;
 pub const XATTR_NAME_MAX: usize = 255;
 /// Longest value of an extended attribute, in bytes.
 pub const XATTR_SIZE_MAX: usize = 65_536;
+/// Most that the extended attributes of one inode may have together, in bytes: the sum of 4 + name + value over all.
+pub const XATTR_SPACE_BYTES: usize = 1 << 20;
 
 /// The type of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

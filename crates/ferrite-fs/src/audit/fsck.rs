@@ -320,7 +320,7 @@ impl Check {
         wrong.iter().flatten().for_each(|wrong| self.find(wrong));
         let block = inode.xattr_block();
         if block != BlockNo::NONE {
-            let own = inodes::attribute_block(self.view(), ino, block, |block| self.claim(block));
+            let own = inodes::attribute_blocks(self.view(), ino, block, |block| self.claim(block));
             if let Err(wrong) = own.and_then(|()| inodes::attributes(self.view(), ino, block)) {
                 self.find(&wrong);
             }

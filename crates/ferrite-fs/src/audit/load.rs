@@ -290,13 +290,14 @@ impl Tables<'_> {
     fn judge_attributes(&self, inodes: &Inodes, mapped: &Mapped, quarantine: &mut Quarantine) {
         for &(ino, block) in &inodes.xattr_blocks {
             let claim = |block| self.alloc.set_used(block);
-            let Err(wrong) = rules::inodes::attribute_block(self.view(), ino, block, claim) else {
+            let Err(wrong) = rules::inodes::attribute_blocks(self.view(), ino, block, claim) else {
                 continue;
             };
             if inodes.counted[ino.index()] == UNKNOWN {
                 continue;
             }
             if let Wrong::AttributeBlock {
+                block,
                 what: BlockWrong::Taken,
                 ..
             } = wrong

@@ -164,7 +164,7 @@ impl<'e> Scrub<'e> {
         if block != BlockNo::NONE {
             self.report.bytes += BLOCK_BYTES;
             // The mount has checked whether anything else names it.
-            let own = inodes::attribute_block(self.view(), ino, block, |_| true);
+            let own = inodes::attribute_blocks(self.view(), ino, block, |_| true);
             if let Err(wrong) = own.and_then(|()| inodes::attributes(self.view(), ino, block)) {
                 self.find(wrong.to_string());
             }

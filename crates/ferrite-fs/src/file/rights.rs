@@ -21,7 +21,7 @@ use ferrite_vfs::{Ctx, FsError, Result, posix};
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::Inode;
 use crate::format::layout::BLOCK_BYTES;
-use crate::format::xattr::{Attributes, decode, encode};
+use crate::format::xattr::{self, Attributes};
 use crate::pool::core::{Core, map_error};
 use crate::pool::tx::{Purpose, Tx};
 use crate::space::blocks::Class;
@@ -41,24 +41,51 @@ pub(crate) fn attributes(core: &Core, ino: Inum, inode: &Inode) -> Result<Attrib
     if !core.superblock.is_data_block(block) {
         return Err(damaged());
     }
-    let mut bytes = vec![0; BLOCK_BYTES as usize];
-    core.region.read(core.superblock.block_offset(block), &mut bytes);
-    decode(ino, &bytes).ok_or_else(damaged)
+    xattr::read(&core.region, &core.superblock, ino, block).ok_or_else(damaged)
 }
 
-/// Replaces the extended attributes of an inode as part of a record. The new block is claimed and filled before the
-/// record that changes the inode's pointer to it; that record frees the old block.
-pub(crate) fn put_attributes(tx: &mut Tx<'_>, ino: Inum, new: &mut Inode, attributes: &Attributes) -> Result<()> {
-    if new.xattr_block() != BlockNo::NONE {
-        tx.set_class(Class::Replacing);
-        tx.freed(Resource::Block(new.xattr_block()));
+/// The blocks of the extended attributes of an inode. If the list of them is damaged, only the one that has the list:
+/// the others become free with the next mount.
+pub(crate) fn attribute_blocks(core: &Core, ino: Inum, inode: &Inode) -> Vec<BlockNo> {
+    let block = inode.xattr_block();
+    match core.superblock.is_data_block(block) {
+        true => {
+            let mut blocks = xattr::further_blocks(&core.region, &core.superblock, ino, block);
+            blocks.push(block);
+            blocks
+        }
+        false => Vec::new(),
     }
-    let block = match attributes.is_empty() {
-        true => BlockNo::NONE,
-        false => tx.alloc_block().map_err(map_error)?,
-    };
+}
+
+/// Replaces the extended attributes of an inode as part of a record. The new blocks are claimed and filled before the
+/// record that changes the inode's pointer to them; that record frees the old blocks.
+pub(crate) fn put_attributes(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    ino: Inum,
+    new: &mut Inode,
+    attributes: &Attributes,
+) -> Result<()> {
+    let old = attribute_blocks(core, ino, new);
+    let parts = xattr::parts(attributes);
+    let mut fresh = Vec::new();
+    if !attributes.is_empty() {
+        let count = parts.len() / BLOCK_BYTES as usize + 1;
+        if !old.is_empty() && count <= old.len().max(1) {
+            tx.set_class(Class::Replacing);
+        }
+        for _ in 0..count {
+            fresh.push(tx.alloc_block().map_err(map_error)?);
+        }
+    }
+    old.into_iter().for_each(|block| tx.freed(Resource::Block(block)));
+    let block = fresh.pop().unwrap_or(BlockNo::NONE);
+    for (&block, part) in fresh.iter().zip(parts.chunks(BLOCK_BYTES as usize)) {
+        tx.stream_block(block, part);
+    }
     if block != BlockNo::NONE {
-        tx.stream_block(block, &encode(ino, attributes));
+        tx.stream_block(block, &xattr::encode(ino, attributes, &parts, &fresh));
     }
     new.set_xattr_block(block);
     Ok(())
@@ -89,7 +116,7 @@ fn take_found(core: &Core, tx: &mut Tx<'_>, mem: &InodeMem, new: &mut Inode) -> 
         mem.set_lacks_capability(true);
         return Ok(());
     }
-    put_attributes(tx, mem.ino, new, &attributes)?;
+    put_attributes(core, tx, mem.ino, new, &attributes)?;
     tx.set_class(Class::Ordinary);
     Ok(())
 }

@@ -8,13 +8,13 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use ferrite_map::{BlockNo, Inum, Resource};
+use ferrite_map::{Inum, Resource};
 use ferrite_vfs::{Ctx, FileKind, FsError, Ino, Outcome, Result, SpaceOf, posix};
 
 use super::lookup::{check_dir, gone};
 use super::{dir, permission};
 use crate::cache::inodes::{Exclusive, InodeMem};
-use crate::file::truncate;
+use crate::file::{rights, truncate};
 use crate::format::inode::Inode;
 use crate::pool::core::Core;
 use crate::pool::tx::{Purpose, Tx};
@@ -188,15 +188,15 @@ pub(crate) fn drop_link(
     for lblk in truncate::mapped_pages(core, child, inode, 0) {
         truncate::unmap(core, tx, child.ino, lblk, inode)?;
     }
-    free_inode(tx, child.ino, inode);
+    free_inode(core, tx, child.ino, inode);
     Ok(Fate::Freed)
 }
 
 /// Turns `inode`, which maps nothing, into a free one.
-fn free_inode(tx: &mut Tx<'_>, ino: Inum, inode: &mut Inode) {
+fn free_inode(core: &Core, tx: &mut Tx<'_>, ino: Inum, inode: &mut Inode) {
     use ferrite_map::MapTx;
-    if inode.xattr_block() != BlockNo::NONE {
-        tx.freed(Resource::Block(inode.xattr_block()));
+    for block in rights::attribute_blocks(core, ino, inode) {
+        tx.freed(Resource::Block(block));
     }
     // The rest stays unchanged: a mode of 0 is enough to invalidate it.
     inode.set_mode_bits(0);
@@ -256,7 +256,7 @@ pub(crate) fn free_orphan(core: &Core, child: &Arc<InodeMem>) -> Result<()> {
     let mut inode = loaded;
     truncate::unmap_from(core, child, &mut inode, 0)?;
     let mut tx = Tx::new(core, Purpose::Change);
-    free_inode(&mut tx, child.ino, &mut inode);
+    free_inode(core, &mut tx, child.ino, &mut inode);
     tx.put_inode(child.ino, &mut inode);
     tx.commit(&[child])?;
     child.set_dead();

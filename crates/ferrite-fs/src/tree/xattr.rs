@@ -1,4 +1,5 @@
-//! Extended attributes: all of an inode's in one block (see [`crate::format::xattr`]), rewritten with every change.
+//! Extended attributes: all of an inode's in blocks of their own (see [`crate::format::xattr`]), rewritten with every
+//! change.
 //!
 //! Crash argument: [`rights::put_attributes`].
 
@@ -9,7 +10,7 @@ use ferrite_vfs::{
 
 use super::lookup::gone;
 use crate::file::rights;
-use crate::format::xattr::{Attributes, SPACE_BYTES};
+use crate::format::xattr::{Attributes, XATTR_SPACE_BYTES, used_bytes};
 use crate::pool::core::Core;
 use crate::pool::tx::{Purpose, Tx, WhenFrozen};
 use crate::retry::{self, Need};
@@ -63,8 +64,7 @@ pub(crate) fn list(core: &Core, ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>> {
 /// Creates or replaces an attribute.
 pub(crate) fn set(core: &Core, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
     check_name(name)?;
-    // It would not fit even if it were the only one, so making space does not help.
-    if value.len() > XATTR_SIZE_MAX || 4 + name.len() + value.len() > SPACE_BYTES {
+    if value.len() > XATTR_SIZE_MAX {
         return Err(FsError::ValueTooLong);
     }
     change(core, ctx, (ino, name), |attributes| {
@@ -75,11 +75,7 @@ pub(crate) fn set(core: &Core, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], m
             (_, Some(at)) => attributes[at].1 = value.to_vec(),
             (_, None) => attributes.push((name.to_vec(), value.to_vec())),
         }
-        let used: usize = attributes
-            .iter()
-            .map(|(name, value)| 4 + name.len() + value.len())
-            .sum();
-        if used > SPACE_BYTES {
+        if used_bytes(attributes) > XATTR_SPACE_BYTES {
             return Err(FsError::NoSpace(SpaceOf::Attributes));
         }
         Ok(())
@@ -106,7 +102,8 @@ fn change(
     edit: impl Fn(&mut Attributes) -> Result<()>,
 ) -> Result<()> {
     core.check_writable()?;
-    retry::with_space(core, Need::FEW, || {
+    // At most all attributes are written anew.
+    retry::with_space(core, Need::pages(XATTR_SPACE_BYTES), || {
         let inode = core.inode(ino).map_err(gone)?;
         let _lock = inode.write();
         let old = core.load_live(&inode)?;
@@ -125,7 +122,7 @@ fn change(
             false => Purpose::Change,
         };
         let mut tx = Tx::new(core, purpose);
-        rights::put_attributes(&mut tx, inode.ino, &mut new, &attributes)?;
+        rights::put_attributes(core, &mut tx, inode.ino, &mut new, &attributes)?;
         inode.set_lacks_capability(false);
         if !is_own {
             new.set_ctime(Core::now());
@@ -134,21 +131,4 @@ fn change(
         tx.note_outcome(ctx, || Ok(Outcome::Done))?;
         tx.commit(&[&inode])
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use ferrite_map::Inum;
-
-    use crate::format::xattr::{decode, encode};
-
-    #[test]
-    fn a_full_block_reads_back_and_a_flipped_bit_is_noticed() {
-        let attributes = vec![(b"user.a".to_vec(), vec![7; 4000]), (b"user.b".to_vec(), Vec::new())];
-        let mut block = encode(Inum::new(5), &attributes);
-        assert_eq!(decode(Inum::new(5), &block), Some(attributes));
-        assert_eq!(decode(Inum::new(6), &block), None, "another inode's block");
-        block[3000] ^= 4;
-        assert_eq!(decode(Inum::new(5), &block), None);
-    }
 }

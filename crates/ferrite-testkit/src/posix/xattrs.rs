@@ -95,7 +95,23 @@ fn modes(h: &Harness<'_>) {
 
 fn sizes(h: &Harness<'_>) {
     let (fs, ino) = (h.fs(), h.file("f"));
-    let sizes = [0, 1, 100, 255, 256, 1000, 4000, 4054, 3, 3000, 0];
+    let sizes = [
+        0,
+        1,
+        100,
+        255,
+        256,
+        1000,
+        4000,
+        4054,
+        4055,
+        3,
+        10_000,
+        XATTR_SIZE_MAX,
+        XATTR_SIZE_MAX - 1,
+        3000,
+        0,
+    ];
     for len in sizes {
         fs.setxattr(SYSTEM, ino, b"user.x", &pattern(len as u32 + 1, len), XattrMode::Any)
             .unwrap_or_else(|error| panic!("value of {len} bytes: {error}"));
@@ -135,6 +151,32 @@ fn sizes(h: &Harness<'_>) {
         assert!(value == pattern(index + 1, 200), "attribute {index}");
     }
     assert_eq!(list(h, "f").len(), 26);
+    // The largest values beside each other, until all the space is used; they come back whole, and give it back.
+    let name = |index: u32| format!("user.large {index}");
+    let set = |index, len| {
+        let value = pattern(index + 1, len);
+        fs.setxattr(SYSTEM, ino, name(index).as_bytes(), &value, XattrMode::Create)
+    };
+    let mut large = 0;
+    while set(large, XATTR_SIZE_MAX)
+        .map_err(|error| refused_for_space(&error))
+        .is_ok()
+    {
+        large += 1;
+    }
+    assert!((4..=16).contains(&large), "{large} values of the greatest length");
+    for index in 0..large {
+        let value = fs.getxattr(SYSTEM, ino, name(index).as_bytes()).expect("getxattr");
+        assert!(value == pattern(index + 1, XATTR_SIZE_MAX), "attribute {index}");
+        fs.removexattr(SYSTEM, ino, name(index).as_bytes())
+            .expect("removexattr");
+    }
+    assert_eq!(list(h, "f").len(), 26);
+    set(0, XATTR_SIZE_MAX).expect("the space is free again");
+}
+
+fn refused_for_space(error: &FsError) {
+    assert!(matches!(error, FsError::NoSpace(_)), "{error}");
 }
 
 fn names(h: &Harness<'_>) {
@@ -342,12 +384,12 @@ fn space(h: &Harness<'_>) {
     };
     h.file("warm");
     let before = free();
-    for round in 0..3 {
+    for (round, len) in [4000, 60_000, 4000, XATTR_SIZE_MAX].into_iter().enumerate() {
         let ino = h.file("f");
         h.fs()
-            .setxattr(SYSTEM, ino, b"user.big", &pattern(1, 4000), XattrMode::Any)
+            .setxattr(SYSTEM, ino, b"user.big", &pattern(1, len), XattrMode::Any)
             .expect("setxattr");
-        if round == 0 {
+        if round < 2 {
             h.fs().removexattr(SYSTEM, ino, b"user.big").expect("removexattr");
             assert_eq!(free(), before);
         }

@@ -22,7 +22,7 @@ use crate::posix::Access;
 use crate::{
     Attr, BadArgument, Ctx, DirEntry, Durability, FileKind, FileSystem, FsError, Ino, LINK_MAX, Limits, NewFile,
     NewNode, OpenFile, OpenMode, Opened, Outcome, PATH_MAX, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, StatFs,
-    Timestamp, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode, posix,
+    Timestamp, XATTR_NAME_MAX, XATTR_SIZE_MAX, XATTR_SPACE_BYTES, XattrMode, posix,
 };
 use data::{MemFile, PAGE_BYTES};
 use state::{Clock, Node, State};
@@ -30,7 +30,6 @@ use state::{Clock, Node, State};
 /// Largest file, in bytes; that of the PM engine.
 pub const MAX_FILE_BYTES: u64 = 1 << 44;
 /// Space for extended attributes of one inode: the sum of 4 + name + value over all.
-const XATTR_SPACE_BYTES: usize = 4064;
 const INODES: u64 = 1 << 20;
 /// Also the most that one `fallocate` may ask for: a reserved page takes memory here.
 const BLOCKS: u64 = 1 << 28;

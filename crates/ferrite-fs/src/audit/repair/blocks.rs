@@ -9,6 +9,7 @@ use super::{Repair, State};
 use crate::audit::rules::{inodes as rules, pages};
 use crate::audit::wrong::{PageWrong, Wrong};
 use crate::format::layout::BLOCK_BYTES;
+use crate::format::xattr;
 use crate::page::scan;
 
 impl Repair {
@@ -59,8 +60,14 @@ impl Repair {
 
     /// Blocks that hold logs or attributes, whether they prove sound later or not.
     pub(super) fn blocks_beside_pages(&self) -> FxHashSet<BlockNo> {
-        let inodes = self.superblock.all_inums();
-        let mut found: FxHashSet<BlockNo> = inodes.map(|ino| self.load(ino).xattr_block()).collect();
+        let mut found = FxHashSet::default();
+        for ino in self.superblock.all_inums() {
+            let block = self.load(ino).xattr_block();
+            if self.superblock.is_data_block(block) {
+                found.extend(xattr::further_blocks(&self.region, &self.superblock, ino, block));
+            }
+            found.insert(block);
+        }
         self.map.for_each(&mut |entry| {
             if entry.word.has_log() {
                 let page = PageId::new(entry.ino, entry.lblk);
@@ -87,11 +94,18 @@ impl Repair {
             if self.state[ino.index()] != State::Sound || block == BlockNo::NONE {
                 continue;
             }
-            // Claimed only by the inode whose attributes it holds.
-            let is_free = |block| !self.is_owned(block);
-            let own = rules::attribute_block(self.view(), ino, block, is_free);
+            // Claimed only by the inode whose attributes they hold.
+            let mut seen = Vec::new();
+            let is_free = |block| {
+                let is_new = !self.is_owned(block) && !seen.contains(&block);
+                seen.push(block);
+                is_new
+            };
+            let own = rules::attribute_blocks(self.view(), ino, block, is_free);
             let Err(wrong) = own.and_then(|()| rules::attributes(self.view(), ino, block)) else {
-                self.claim(block);
+                for block in seen {
+                    self.claim(block);
+                }
                 continue;
             };
             inode.set_xattr_block(BlockNo::NONE);

@@ -68,22 +68,28 @@ pub(crate) fn bound(ino: Inum, inode: &Inode) -> Option<Wrong> {
     (inode.is_bound() && (!inode.is_file() || inode.is_inline())).then_some(Wrong::Bound { ino })
 }
 
-/// Extended attributes lie in their own block. `claim` as in [`View::own`].
-pub(crate) fn attribute_block(
+/// Extended attributes lie in their own blocks: the one that the inode names, and those that this one lists. `claim` as
+/// in [`View::own`].
+pub(crate) fn attribute_blocks(
     view: View<'_>,
     ino: Inum,
     block: BlockNo,
-    claim: impl FnOnce(BlockNo) -> bool,
+    mut claim: impl FnMut(BlockNo) -> bool,
 ) -> Result<(), Wrong> {
-    let wrong = |what: BlockWrong| Wrong::AttributeBlock { ino, block, what };
-    view.own(block, claim).map_err(wrong)
+    let mut own = |block: BlockNo| {
+        let wrong = |what: BlockWrong| Wrong::AttributeBlock { ino, block, what };
+        view.own(block, &mut claim).map_err(wrong)
+    };
+    own(block)?;
+    let further = xattr::further_blocks(view.region, view.superblock, ino, block);
+    further.into_iter().try_for_each(own)
 }
 
 /// That block, a data block, names the inode whose attributes it holds. Mount does not check this: reading attributes
 /// does, and no block's ownership depends on its content.
 pub(crate) fn attributes(view: View<'_>, ino: Inum, block: BlockNo) -> Result<(), Wrong> {
-    match xattr::is_sound(view.region, view.superblock, ino, block) {
-        true => Ok(()),
-        false => Err(Wrong::Attributes { ino, block }),
+    match xattr::read(view.region, view.superblock, ino, block) {
+        Some(_) => Ok(()),
+        None => Err(Wrong::Attributes { ino, block }),
     }
 }
