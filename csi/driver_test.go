@@ -421,7 +421,24 @@ func TestAMounterRestoresItsMounts(t *testing.T) {
 	second.lock.Unlock()
 	<-dying.ended
 	third := processes(t, dir)
+	// The first was writing a key when it died, and a call is writing one now.
+	dead, live := filepath.Join(third.StateDir, "dead.key.next"), filepath.Join(third.StateDir, "live.key.next")
+	for _, file := range []string{dead, live} {
+		if err := os.WriteFile(file, []byte("secret"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hourAgo := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(dead, hourAgo, hourAgo); err != nil {
+		t.Fatal(err)
+	}
 	third.Restore(t.Context())
+	if _, err := os.Stat(dead); err == nil {
+		t.Error("an unfinished key is left")
+	}
+	if err := os.Remove(live); err != nil {
+		t.Error(err)
+	}
 	if server, err := mountedOn(brief); err != nil || server != "" {
 		t.Errorf("%s is restored, %v", server, err)
 	}
@@ -430,6 +447,40 @@ func TestAMounterRestoresItsMounts(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(filepath.Join(second.StateDir, "*")); len(left) != 0 {
 		t.Errorf("records are left: %v", left)
+	}
+}
+
+// A mount that was told to end, but is in use, is not given to the next caller: it would be gone when its user is.
+func TestAMountThatIsEndingIsNotGivenAgain(t *testing.T) {
+	dir := scratch(t)
+	request := MountRequest{Server: serve(t, dir), Target: filepath.Join(dir, "target")}
+	mounts := processes(t, dir)
+	if err := mounts.Mount(t.Context(), request); err != nil {
+		t.Fatal(err)
+	}
+	user, err := os.Create(filepath.Join(request.Target, "file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	brief, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if err := mounts.Unmount(brief, request.Target); status.Code(err) != codes.DeadlineExceeded {
+		t.Fatalf("it is in use, and: %v", err)
+	}
+	brief, cancel = context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if err := mounts.Mount(brief, request); err == nil {
+		t.Error("a mount that is about to end is given again")
+	}
+	user.Close()
+	if err := mounts.Mount(t.Context(), request); err != nil {
+		t.Fatal(err)
+	}
+	if !isAlive(request.Target) {
+		t.Error("the mount is not there")
+	}
+	if err := mounts.Unmount(t.Context(), request.Target); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -81,6 +81,16 @@ type child struct {
 	process *os.Process
 }
 
+// isEnding says whether it was told to end, in vain so far.
+func (c *child) isEnding() bool {
+	select {
+	case <-c.stop:
+		return true
+	default:
+		return false
+	}
+}
+
 func (m *Processes) childOf(target string) *child {
 	m.lock.Lock()
 	defer m.lock.Unlock()
@@ -128,9 +138,16 @@ func (m *Processes) Check() error {
 	return err
 }
 
+const (
+	// unfinishedSuffix is that of a file that is being written.
+	unfinishedSuffix = ".next"
+	// unfinishedAge is far more than a write takes.
+	unfinishedAge = time.Minute
+)
+
 // writeFile writes a file of secrets in one step.
 func writeFile(path string, content []byte) error {
-	next := path + ".next"
+	next := path + unfinishedSuffix
 	if err := os.WriteFile(next, content, 0o600); err != nil {
 		return err
 	}
@@ -149,7 +166,8 @@ func (m *Processes) Mount(ctx context.Context, request MountRequest) error {
 		if had.Server != request.Server || !slices.Equal(had.Options, request.Options) {
 			return status.Errorf(codes.AlreadyExists, "%s has %s, with %v", request.Target, had.Server, had.Options)
 		}
-		if isAlive(request.Target) {
+		// One that was told to end may answer as long as it is in use, and then be gone.
+		if !known.isEnding() && isAlive(request.Target) {
 			// A new key is for the next process.
 			m.setRequest(known, request)
 			return m.write(request)
@@ -377,6 +395,13 @@ func (m *Processes) Unmount(ctx context.Context, target string) error {
 // Restore makes recorded mounts again whose processes ended with the one that made them; all at once, since some
 // servers may not answer.
 func (m *Processes) Restore(ctx context.Context) {
+	// Files that a mounter was writing when it was killed, keys among them; not those that calls are writing now.
+	unfinished, _ := filepath.Glob(filepath.Join(m.StateDir, "*"+unfinishedSuffix))
+	for _, file := range unfinished {
+		if found, err := os.Stat(file); err == nil && time.Since(found.ModTime()) > unfinishedAge {
+			os.Remove(file)
+		}
+	}
 	files, err := filepath.Glob(filepath.Join(m.StateDir, "*.json"))
 	if err != nil {
 		return

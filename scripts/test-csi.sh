@@ -24,20 +24,21 @@ if [ "${1:-}" = --write ]; then
     exit 0
 fi
 
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
 PATH=$PATH:/usr/local/go/bin
 wanted=$(sed -n 's/^go //p' go.mod)
 found=$(GOTOOLCHAIN=local go env GOVERSION 2>/dev/null | sed 's/^go//') || true
 if [ -z "$found" ] || [ "$(printf '%s\n%s\n' "$wanted" "$found" | sort -V | head -n 1)" != "$wanted" ]; then
     echo "SKIPPED: tests of the driver for Kubernetes need Go $wanted; found: ${found:-none}"
-elif ! go mod download 2>/tmp/ferrite-csi-modules.$$; then
-    echo "SKIPPED: tests of the driver for Kubernetes need its modules: $(tail -n 1 /tmp/ferrite-csi-modules.$$)"
+elif ! go mod download 2>"$scratch/modules"; then
+    echo "SKIPPED: tests of the driver for Kubernetes need its modules: $(tail -n 1 "$scratch/modules")"
 else
     unformatted=$(gofmt -l .)
     [ -z "$unformatted" ] || { echo "not as gofmt has it: $unformatted"; exit 1; }
     go vet ./...
     go test -count=1 ./... | grep -v '^ok' && exit 1 || [ "${PIPESTATUS[0]}" = 0 ]
 fi
-rm -f /tmp/ferrite-csi-modules.$$
 
 if command -v helm >/dev/null; then
     helm lint --quiet --strict chart
@@ -53,8 +54,7 @@ venv=${XDG_CACHE_HOME:-$HOME/.cache}/ferrite/python
 if { [ -x "$venv/bin/python" ] || python3 -m venv "$venv"; } >/dev/null 2>&1 &&
     { [ -x "$venv/bin/kubernetes-validate" ] ||
         "$venv/bin/python" -m pip install --quiet --disable-pip-version-check kubernetes-validate==1.37.0; }; then
-    examples=$(mktemp)
-    trap 'rm -f "$examples"' EXIT
+    examples=$scratch/examples.yaml
     # Those of the page, one document after the other.
     sed -n '/^```yaml$/,/^```$/{/^```yaml$/d; s/^```$/---/; p}' "$root/docs/kubernetes.md" >"$examples"
     "$venv/bin/kubernetes-validate" --quiet --strict -k "$kubernetes" "$manifests" "$examples"
