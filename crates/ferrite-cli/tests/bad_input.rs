@@ -79,7 +79,7 @@ fn a_newer_format_and_unknown_features_are_refused() {
     let path = pool(dir.path());
     let image = fs::read(&path).unwrap();
     let last = image.len() - 4096;
-    for (at, value, word) in [(8, 2, "version 2"), (64, 4, "0x4")] {
+    for (at, value, word) in [(8, 2, "version 2"), (64, 1 << 30, "0x40000000")] {
         let mut newer = image.clone();
         change(&mut newer, 0, at, value);
         change(&mut newer, last, at, value);

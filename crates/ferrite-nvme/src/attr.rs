@@ -11,7 +11,7 @@ use std::sync::Arc;
 use ferrite_vfs::posix::{self, Access};
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, FileKind, FsError, Ino, Outcome, ROOT_INO, Result, SetAttr, SetTime, SpaceOf,
-    XATTR_NAME_MAX, XATTR_SIZE_MAX, XATTR_SPACE_BYTES, XattrMode,
+    XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode,
 };
 
 use crate::FILE_BYTES_MAX;
@@ -323,8 +323,7 @@ impl Core {
     ) -> Result<()> {
         check_xattr_name(name)?;
         self.change_xattrs(ctx, step, ino, name, |xattrs| {
-            let need_bytes = |name: &[u8], value: &[u8]| 4 + name.len() + value.len();
-            if value.len() > XATTR_SIZE_MAX || need_bytes(name, value) > XATTR_SPACE_BYTES {
+            if value.len() > XATTR_SIZE_MAX {
                 return Err(FsError::ValueTooLong);
             }
             match (mode, xattrs.contains_key(name)) {
@@ -333,10 +332,9 @@ impl Core {
                 _ => {}
             }
             xattrs.insert(name.to_vec(), value.to_vec());
-            let used_bytes: usize = xattrs.iter().map(|(name, value)| need_bytes(name, value)).sum();
-            match used_bytes > XATTR_SPACE_BYTES {
-                true => Err(FsError::NoSpace(SpaceOf::Attributes)),
-                false => Ok(()),
+            match posix::xattrs_fit(xattrs.iter().map(|(name, value)| (&name[..], &value[..]))) {
+                true => Ok(()),
+                false => Err(FsError::NoSpace(SpaceOf::Attributes)),
             }
         })
     }

@@ -3,7 +3,7 @@
 
 use crate::{
     Attr, BadArgument, Cred, FileKind, FsError, NAME_MAX, OpenMode, RenameMode, Result, SetAttr, SetTime, Timestamp,
-    Unsupported,
+    Unsupported, XATTR_LIST_MAX, XATTR_SPACE_BYTES,
 };
 
 /// The file runs with its owner's rights.
@@ -290,6 +290,17 @@ pub fn may_rename(from: RenameSide<'_>, to: RenameSide<'_>, cred: &Cred, mode: R
         }
     }
     Ok(())
+}
+
+/// Whether an inode may have these extended attributes, names and values: they take no more than
+/// [`XATTR_SPACE_BYTES`], and all names can be listed at once ([`XATTR_LIST_MAX`]).
+pub fn xattrs_fit<'x>(attributes: impl Iterator<Item = (&'x [u8], &'x [u8])>) -> bool {
+    let (mut space, mut list) = (0, 0);
+    for (name, value) in attributes {
+        space += 4 + name.len() + value.len();
+        list += name.len() + 1;
+    }
+    space <= XATTR_SPACE_BYTES && list <= XATTR_LIST_MAX
 }
 
 /// The rules of xattr(7): `user.` needs access to the content of a file or directory (in a sticky one, ownership),

@@ -24,6 +24,8 @@ pub const XATTR_NAME_MAX: usize = 255;
 pub const XATTR_SIZE_MAX: usize = 65_536;
 /// Most that the extended attributes of one inode may have together, in bytes: the sum of 4 + name + value over all.
 pub const XATTR_SPACE_BYTES: usize = 1 << 20;
+/// Most that their names may have together, each with a byte more, as `listxattr(2)` returns them.
+pub const XATTR_LIST_MAX: usize = 65_536;
 
 /// The type of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -13,7 +13,6 @@
 
 use ferrite_map::{BlockNo, Inum};
 use ferrite_pm::Region;
-pub(crate) use ferrite_vfs::XATTR_SPACE_BYTES;
 
 use crate::format::checksum::{crc32c, crc32c_append};
 use crate::format::layout::{BLOCK_BYTES, Superblock};
@@ -35,15 +34,10 @@ fn checksum(ino: Inum, bytes: &[u8]) -> u32 {
     crc32c_append(crc32c(&ino.get().to_le_bytes()), bytes)
 }
 
-/// Bytes that attributes count, by which they are limited.
-pub(crate) fn used_bytes(attributes: &Attributes) -> usize {
-    let bytes = attributes.iter().map(|(name, value)| 4 + name.len() + value.len());
-    bytes.sum()
-}
-
 /// The content of attributes that do not fit one block, in whole blocks; empty if they fit.
 pub(crate) fn parts(attributes: &Attributes) -> Vec<u8> {
-    if used_bytes(attributes) <= ONE_BLOCK_BYTES {
+    let bytes = attributes.iter().map(|(name, value)| 4 + name.len() + value.len());
+    if bytes.sum::<usize>() <= ONE_BLOCK_BYTES {
         return Vec::new();
     }
     let mut all = Vec::new();

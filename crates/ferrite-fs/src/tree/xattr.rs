@@ -5,12 +5,13 @@
 
 use ferrite_vfs::posix::{self, Access};
 use ferrite_vfs::{
-    BadArgument, Ctx, FsError, Ino, Outcome, Result, SpaceOf, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode,
+    BadArgument, Ctx, FsError, Ino, Outcome, Result, SpaceOf, XATTR_NAME_MAX, XATTR_SIZE_MAX, XATTR_SPACE_BYTES,
+    XattrMode,
 };
 
 use super::lookup::gone;
 use crate::file::rights;
-use crate::format::xattr::{Attributes, XATTR_SPACE_BYTES, used_bytes};
+use crate::format::xattr::Attributes;
 use crate::pool::core::Core;
 use crate::pool::tx::{Purpose, Tx, WhenFrozen};
 use crate::retry::{self, Need};
@@ -75,7 +76,7 @@ pub(crate) fn set(core: &Core, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], m
             (_, Some(at)) => attributes[at].1 = value.to_vec(),
             (_, None) => attributes.push((name.to_vec(), value.to_vec())),
         }
-        if used_bytes(attributes) > XATTR_SPACE_BYTES {
+        if !posix::xattrs_fit(attributes.iter().map(|(name, value)| (&name[..], &value[..]))) {
             return Err(FsError::NoSpace(SpaceOf::Attributes));
         }
         Ok(())

@@ -1,8 +1,8 @@
 //! Extended attributes.
 
 use ferrite_vfs::{
-    Cred, Ctx, FallocateMode, FileKind, FsError, Ino, OpenFile, OpenMode, Position, SYSTEM, SetAttr, XATTR_SIZE_MAX,
-    XattrMode, posix,
+    Cred, Ctx, FallocateMode, FileKind, FsError, Ino, OpenFile, OpenMode, Position, SYSTEM, SetAttr, XATTR_LIST_MAX,
+    XATTR_SIZE_MAX, XattrMode, posix,
 };
 
 use super::{Case, Harness};
@@ -173,6 +173,19 @@ fn sizes(h: &Harness<'_>) {
     }
     assert_eq!(list(h, "f").len(), 26);
     set(0, XATTR_SIZE_MAX).expect("the space is free again");
+    // As many names as one call can list.
+    let ino = h.file("many");
+    let name = |index: usize| format!("user.{index:0250}");
+    let mut names = 0;
+    while fs
+        .setxattr(SYSTEM, ino, name(names).as_bytes(), b"", XattrMode::Create)
+        .map_err(|error| refused_for_space(&error))
+        .is_ok()
+    {
+        names += 1;
+    }
+    assert_eq!(names, XATTR_LIST_MAX / 256);
+    assert_eq!(list(h, "many").len(), names);
 }
 
 fn refused_for_space(error: &FsError) {

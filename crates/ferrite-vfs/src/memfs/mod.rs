@@ -22,7 +22,7 @@ use crate::posix::Access;
 use crate::{
     Attr, BadArgument, Ctx, DirEntry, Durability, FileKind, FileSystem, FsError, Ino, LINK_MAX, Limits, NewFile,
     NewNode, OpenFile, OpenMode, Opened, Outcome, PATH_MAX, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, StatFs,
-    Timestamp, XATTR_NAME_MAX, XATTR_SIZE_MAX, XATTR_SPACE_BYTES, XattrMode, posix,
+    Timestamp, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode, posix,
 };
 use data::{MemFile, PAGE_BYTES};
 use state::{Clock, Node, State};
@@ -425,7 +425,7 @@ impl FileSystem for MemFs {
             if ctx.check {
                 posix::may_xattr(&node.attr, &ctx.cred, name, Access::WRITE)?;
             }
-            if value.len() > XATTR_SIZE_MAX || 4 + name.len() + value.len() > XATTR_SPACE_BYTES {
+            if value.len() > XATTR_SIZE_MAX {
                 return Err(FsError::ValueTooLong);
             }
             match (mode, node.xattrs.contains_key(name)) {
@@ -434,8 +434,10 @@ impl FileSystem for MemFs {
                 _ => {}
             }
             let others = node.xattrs.iter().filter(|(other, _)| *other != name);
-            let used: usize = others.map(|(name, value)| 4 + name.len() + value.len()).sum();
-            if used + 4 + name.len() + value.len() > XATTR_SPACE_BYTES {
+            let all = others
+                .map(|(name, value)| (&name[..], &value[..]))
+                .chain([(name, value)]);
+            if !posix::xattrs_fit(all) {
                 return Err(FsError::NoSpace(crate::SpaceOf::Attributes));
             }
             node.xattrs.insert(name.to_vec(), value.to_vec());
