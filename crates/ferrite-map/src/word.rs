@@ -131,12 +131,6 @@ impl WordLayout {
     }
 }
 
-impl Default for WordLayout {
-    fn default() -> Self {
-        Self::HALVES
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -17,13 +17,14 @@ use ferrite_pm::{Access, Region};
 use ferrite_vfs::volume::human_bytes;
 
 use super::handle::{Engine, is_clean};
+use super::mkfs::zero;
 use crate::audit::fsck::Progress;
 use crate::error::EngineError;
 use crate::format::layout::{BLOCK_BYTES, INODE_BYTES, SUM_BYTES, Superblock};
 use crate::options::MountOptions;
 use crate::space::names::NameTable;
 
-/// Bytes copied or zeroed between two progress reports.
+/// Bytes copied between two progress reports.
 const STEP_BYTES: u64 = 1 << 20;
 /// Pages between two progress reports.
 const STEP_PAGES: u64 = 1 << 16;
@@ -35,19 +36,16 @@ const STEP_PAGES: u64 = 1 << 16;
 /// and after a crash at any moment, the pool is as it was or as it is to be; a file may be left longer than its pool.
 /// `progress` gets phase, done, total.
 pub fn grow(path: &Path, size_bytes: u64, progress: Progress<'_>) -> Result<Superblock, EngineError> {
-    let old = recover(path)?;
+    let (old, is_sparse) = recover(path)?;
     // Before the file gets longer, so that a refusal costs nothing.
     old.grown(size_bytes)?;
-    let is_sparse = std::fs::metadata(path).is_ok_and(|file| {
-        use std::os::unix::fs::MetadataExt;
-        file.is_file() && file.blocks().saturating_mul(512) < old.size_bytes
-    });
     if let Ok(file) = std::fs::metadata(path)
         && file.len() > size_bytes
     {
         return Err(ends_early(file.len(), size_bytes));
     }
-    let longer = |_: &Region| Ok::<(), EngineError>(());
+    // If the pool was replaced meanwhile, the file keeps its length, and a new one does not stay.
+    let longer = |region: &Region| find_unused(region).map(drop);
     progress("space", 0, 1);
     let region = Arc::new(match is_sparse {
         true => Region::create_sparse_with(path, size_bytes, longer)?,
@@ -56,9 +54,11 @@ pub fn grow(path: &Path, size_bytes: u64, progress: Progress<'_>) -> Result<Supe
     grow_in(&region, size_bytes, progress)
 }
 
-/// Mounts and unmounts the pool, so that no record of its journal is left: those name places in the old tables.
-fn recover(path: &Path) -> Result<Superblock, EngineError> {
+/// Mounts and unmounts the pool, so that no record of its journal is left: those name places in the old tables. Returns
+/// its superblock, and whether its file is sparse.
+fn recover(path: &Path) -> Result<(Superblock, bool), EngineError> {
     let region = Region::open(path, Access::ReadWrite)?;
+    let is_sparse = region.is_sparse();
     let engine = Engine::mount(region, &MountOptions::default().cleaner(false))?;
     if let Some(damage) = engine.damage().first() {
         return Err(EngineError::Damaged(format!(
@@ -66,7 +66,19 @@ fn recover(path: &Path) -> Result<Superblock, EngineError> {
         )));
     }
     engine.unmount()?;
-    Ok(engine.core().superblock.clone())
+    Ok((engine.core().superblock.clone(), is_sparse))
+}
+
+/// The superblock of a pool that was unmounted cleanly and may be changed.
+fn find_unused(region: &Region) -> Result<Superblock, EngineError> {
+    let superblock = Superblock::find(region)?;
+    if !is_clean(region) {
+        return Err(EngineError::Options("the pool was mounted meanwhile; try again".into()));
+    }
+    match superblock.unknown_ro_compat() {
+        0 => Ok(superblock),
+        unknown => Err(EngineError::ReadOnlyFeatures(unknown)),
+    }
 }
 
 /// The second superblock is looked for at the end of the file or device, and there alone: the pool must end there.
@@ -84,13 +96,7 @@ pub(crate) fn grow_in(
     size_bytes: u64,
     progress: Progress<'_>,
 ) -> Result<Superblock, EngineError> {
-    let old = Superblock::find(region)?;
-    if !is_clean(region) {
-        return Err(EngineError::Options("the pool was mounted meanwhile; try again".into()));
-    }
-    if old.unknown_ro_compat() != 0 {
-        return Err(EngineError::ReadOnlyFeatures(old.unknown_ro_compat()));
-    }
+    let old = find_unused(region)?;
     let new = old.grown(size_bytes)?;
     if new.second_copy_offset() != region.len() / BLOCK_BYTES * BLOCK_BYTES - BLOCK_BYTES {
         return Err(ends_early(region.len(), size_bytes));
@@ -102,7 +108,8 @@ pub(crate) fn grow_in(
         old: &old,
         new: &new,
     };
-    grower.zero_tables(progress);
+    // A device may hold anything in the space that is added.
+    zero(region, "tables", new.inode_offset, new.second_copy_offset(), progress);
     grower.copy(
         "inodes",
         (old.inode_offset, new.inode_offset),
@@ -138,19 +145,6 @@ struct Grower<'g> {
 }
 
 impl Grower<'_> {
-    /// A device may hold anything in the space that is added.
-    fn zero_tables(&self, progress: Progress<'_>) {
-        let (mut at, end) = (self.new.inode_offset, self.new.second_copy_offset());
-        while at < end {
-            let len = ((at / STEP_BYTES + 1) * STEP_BYTES).min(end) - at;
-            if !self.region.is_blank(at, len) {
-                self.region.fill_zero(at, len);
-            }
-            at += len;
-            progress("tables", at - self.new.inode_offset, end - self.new.inode_offset);
-        }
-    }
-
     fn copy(&self, phase: &'static str, (from, to): (u64, u64), len: u64, progress: Progress<'_>) {
         let mut buffer = vec![0; STEP_BYTES as usize];
         let mut done = 0;

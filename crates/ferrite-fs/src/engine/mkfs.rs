@@ -98,7 +98,8 @@ fn mkfs_telling(region: &Region, options: &MkfsOptions, progress: Progress<'_>) 
     Ok(())
 }
 
-fn zero(region: &Region, phase: &'static str, first: u64, end: u64, progress: Progress<'_>) {
+/// Makes a range zeros, except where it is blank.
+pub(super) fn zero(region: &Region, phase: &'static str, first: u64, end: u64, progress: Progress<'_>) {
     let mut at = first;
     while at < end {
         // To a multiple in the pool: a huge page that two steps shared would not be blank for the second.

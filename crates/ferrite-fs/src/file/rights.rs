@@ -72,7 +72,7 @@ pub(crate) fn put_attributes(
     let mut fresh = Vec::new();
     if !attributes.is_empty() {
         let count = parts.len() / BLOCK_BYTES as usize + 1;
-        if !old.is_empty() && count <= old.len().max(1) {
+        if count <= old.len() {
             tx.set_class(Class::Replacing);
         }
         for _ in 0..count {

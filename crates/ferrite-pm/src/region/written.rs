@@ -132,6 +132,11 @@ impl Region {
         }
     }
 
+    /// Whether large parts of it may be blank: a file with holes, or much memory.
+    pub fn is_sparse(&self) -> bool {
+        self.is_sparse
+    }
+
     /// Whether nothing was ever stored in a range of a sparse pool, which therefore reads as zeros. False if that is
     /// not certain. Stores to the range during the call may be missed. A few system calls for each MiB.
     pub fn is_blank(&self, offset: u64, len: u64) -> bool {
