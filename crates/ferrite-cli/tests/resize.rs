@@ -33,7 +33,7 @@ fn check(pool: &Path, content: &[u8]) {
 fn a_pool_grows_and_keeps_its_files() {
     for options in [
         &[][..],
-        &["--mapping", "radix", "--data-checksum"],
+        &["--mapping", "leaf", "--data-checksum"],
         &["--mapping", "extent"],
     ] {
         let dir = tempfile::tempdir().unwrap();

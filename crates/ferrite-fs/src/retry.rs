@@ -138,8 +138,11 @@ fn merge_for(core: &Core, need: Need) -> Result<()> {
 pub(crate) fn with_map_space<T>(core: &Core, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
     let mut moves = 0;
     loop {
+        let before = core.map_moves.load(Ordering::Relaxed);
+        // Another thread's moves help as much as ours, and may leave us nothing to do.
+        let have_moved = || Ok(make_space(core)? || core.map_moves.load(Ordering::Relaxed) != before);
         match operation() {
-            Err(FsError::NoSpace(SpaceOf::MapEntries)) if moves < MOVES_MAX && make_space(core)? => {
+            Err(FsError::NoSpace(SpaceOf::MapEntries)) if moves < MOVES_MAX && have_moved()? => {
                 // The places that the move left are free once the checkpoint has passed it.
                 core.reclaim()?;
                 moves += 1;
@@ -172,6 +175,12 @@ fn make_space(core: &Core) -> Result<bool> {
         match core.map.make_space(&mut tx) {
             Ok(true) => tx.commit_move()?,
             Ok(false) => break,
+            // Moves need free places, and many threads' moves may have left most of them to the checkpoint.
+            Err(MapError::TableFull) if core.journal.pending().map_slots > 0 => {
+                drop((tx, moving));
+                core.reclaim()?;
+                continue;
+            }
             // If this has no effect, the operation itself reports the lack of space.
             Err(MapError::NoBlock | MapError::TableFull) => break,
             Err(error) => return Err(map_error(error)),

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use crate::common::{fixed, image_of, make};
+use crate::common::{fixed, image_of, make, options};
 use ferrite_fs::{Engine, Mapping, MountOptions, fsck, mkfs};
 use ferrite_pm::{Recorder, Region};
 use ferrite_vfs::{
@@ -324,4 +324,35 @@ fn who_hammers_a_full_pool_pays_for_it_himself() {
         "{fences} fences and {merges} merges in 500 writes that came to nothing"
     );
     assert!(!engine.is_read_only());
+}
+
+/// Many threads fill a young table, which grows meanwhile: places left behind by its own moves wait for the checkpoint,
+/// one thread's moves leave another nothing to move, and none of that is a reason to fail.
+#[test]
+fn threads_that_fill_a_young_table_together_find_space() {
+    const THREADS: u64 = 4;
+    const PIECE: u64 = 256 * PAGE;
+    const PIECES_EACH: u64 = 5;
+    for (mapping, round) in Mapping::ALL
+        .iter()
+        .flat_map(|&mapping| (0..8).map(move |round| (mapping, round)))
+    {
+        let region = Region::anonymous(64 << 20).unwrap();
+        mkfs(&region, &options().seed(round).mapping(mapping).data_checksum(true)).unwrap();
+        let engine = Engine::mount(region, &quiet()).unwrap();
+        let ino = make(&engine, ROOT_INO, "file");
+        let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let file = &file;
+                scope.spawn(move || {
+                    for piece in 0..PIECES_EACH {
+                        let at = (piece * THREADS + thread) * PIECE;
+                        let written = file.write_at(SYSTEM, at, &[7; PIECE as usize]);
+                        written.unwrap_or_else(|error| panic!("{mapping:?}, seed {round}, at {at}: {error}"));
+                    }
+                });
+            }
+        });
+    }
 }
