@@ -24,7 +24,7 @@ SAY_SKIPPED = @$(HAS_RADOS) || echo "SKIPPED: tests of content in Ceph need the 
 help:
 	@echo "make demo      a pool, a mount, real programs on it, a table of latencies (5 minutes)"
 	@echo "make test      all tests, formatting, lints (35 minutes)"
-	@echo "make check     formatting, lints and a short run of every suite (4 minutes)"
+	@echo "make check     formatting, lints and the quick suites (4 minutes)"
 	@echo "make soak      the long versions of the random and crash tests, and make fuzz"
 	@echo "make fuzz      all fuzz targets, a minute each (needs a nightly toolchain and cargo-fuzz)"
 	@echo "make race      threaded tests under ThreadSanitizer (needs a nightly toolchain with rust-src)"
@@ -49,7 +49,7 @@ demo: build
 
 test: lint unit
 
-# A part of every suite, on one mapping and with programs that are not optimized.
+# The quick suites, on one mapping and with programs that are not optimized.
 check: lint
 	$(SAY_SKIPPED)
 	scripts/run-tests.py --short --workspace --features $(ALL_FEATURES)
