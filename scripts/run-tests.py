@@ -41,6 +41,7 @@ BOTH_WAYS = [
     "loops_mount",
     "full_device",
     "habits",
+    "handles",
     "events",
     "coherence",
     "leased_mounts",

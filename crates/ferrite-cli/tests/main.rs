@@ -25,6 +25,7 @@ mod fsck_repair;
 mod full_device;
 mod growth;
 mod habits;
+mod handles;
 mod leased_mounts;
 mod loops_mount;
 mod manual;

@@ -86,6 +86,7 @@ impl Filesystem for Bridge {
             InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
             InitFlags::FUSE_CACHE_SYMLINKS,
+            InitFlags::FUSE_EXPORT_SUPPORT,
             // Not `FUSE_ASYNC_DIO`: the kernel drops the pages of a direct write before and after it, but not when the
             // write ends asynchronously. Pages that a buffered reader filled meanwhile would stay, and a truncate would
             // not wait for it.

@@ -233,6 +233,9 @@ impl Service {
     }
 
     pub(crate) fn lookup(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Response<Entry> {
+        if let b"." | b".." = name {
+            return self.resolve(ctx, parent, name == b"..");
+        }
         let looked = self.fs.lookup(ctx, parent, name);
         let found = looked.as_ref().ok().map(|attr| attr.ino);
         let name_ttl = match &self.leased {
@@ -250,6 +253,26 @@ impl Service {
         Ok(Entry {
             attr,
             name_ttl,
+            attr_validity,
+        })
+    }
+
+    /// The inode itself, or the directory that holds it. A kernel that has a file handle of `open_by_handle_at(2)`, but
+    /// no longer the inode, looks up `.`, and compares generations; for a directory it continues with `..`. No name
+    /// leads to the inode then, so none is cached.
+    fn resolve(&self, ctx: &Ctx, ino: Ino, to_parent: bool) -> Response<Entry> {
+        let resolved = || {
+            let ino = if to_parent { self.fs.parent(ctx, ino)? } else { ino };
+            let attr = self.fs.getattr(ctx, ino)?;
+            if ctx.pins && ino != ROOT_INO {
+                self.fs.pin(ctx, ino, attr.generation)?;
+            }
+            Ok(attr)
+        };
+        let (attr, attr_validity) = self.shown(to_response(resolved())?, Duration::ZERO);
+        Ok(Entry {
+            attr: Some(attr),
+            name_ttl: Duration::ZERO,
             attr_validity,
         })
     }

@@ -196,8 +196,10 @@ fn nothing_makes_the_kernel_stop_asking() {
         kind: libc::F_RDLCK,
         pid: 1,
     };
-    let responses: [Option<Refused>; 23] = [
+    let responses: [Option<Refused>; 25] = [
         service.lookup(ctx, BAD, name).err(),
+        service.lookup(ctx, BAD, b".").err(),
+        service.lookup(ctx, BAD, b"..").err(),
         service.getattr(ctx, BAD).err(),
         service.setattr(ctx, BAD, Some(BAD), &set).err(),
         service.readlink(ctx, BAD).err(),
