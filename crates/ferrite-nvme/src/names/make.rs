@@ -18,6 +18,8 @@ use crate::table::{State, Turn};
 
 /// How often a lookup starts over because the inode it found was removed meanwhile.
 const RACES_MAX: usize = 64;
+/// How often it does so before it keeps others off the name.
+const RACES_UNLOCKED: usize = 8;
 
 /// A new inode.
 pub(crate) struct New<'n> {
@@ -51,7 +53,7 @@ impl Core {
     pub(crate) fn lookup(self: &Arc<Core>, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<Attr> {
         posix::check_name(name)?;
         let dir = self.dir(parent)?;
-        for _ in 0..RACES_MAX {
+        for race in 0..RACES_MAX {
             {
                 let state = dir.read().map_err(missing)?;
                 is_dir(&state)?;
@@ -59,28 +61,43 @@ impl Core {
                     posix::may_search(&self.attr(&dir, &state), &ctx.cred)?;
                 }
             }
-            let lost_before = self.names_lost.load(Ordering::Acquire);
-            let edge = self.find(parent, name)?.ok_or(FsError::NotFound)?;
-            let found = self.pin(edge.ino).and_then(|pinned| {
-                let state = pinned.read()?;
-                let attr = self.attr(&pinned, &state);
-                // An operation that removes a name holds the inode exclusively: if none was removed meanwhile, or the
-                // name is still there now, name and attributes come from one moment.
-                let is_same = self.names_lost.load(Ordering::Acquire) == lost_before
-                    || self.find(parent, name)?.is_some_and(|now| now.ino == edge.ino);
-                drop(state);
-                match is_same {
-                    true => Ok((pinned, attr)),
-                    false => Err(FsError::Stale),
-                }
-            });
-            match found {
+            // Others that replace the name all the time would win each race against a caller that is rarely scheduled.
+            let mut step = (race >= RACES_UNLOCKED && !self.is_read_only).then(|| self.step_of(SYSTEM));
+            if let Some(step) = &mut step {
+                self.lock_name(step, parent, name)?;
+            }
+            let is_still = step.is_some() || self.is_read_only;
+            match self.look(parent, name)? {
                 Ok((pinned, attr)) => return Ok(self.give(ctx, pinned, attr)),
-                Err(FsError::Stale) => {}
-                Err(error) => return Err(error),
+                Err(edge) if is_still => return Err(self.dangling(parent, edge.ino, FsError::Stale)),
+                Err(_) => {}
             }
         }
-        Err(FsError::NotFound)
+        Err(FsError::Busy)
+    }
+
+    /// One try of a lookup: the inode and its attributes while the name led there, or the name's target if something
+    /// was removed meanwhile.
+    fn look(self: &Arc<Core>, parent: Ino, name: &[u8]) -> Result<std::result::Result<(InodeRef, Attr), Edge>> {
+        let lost_before = self.names_lost.load(Ordering::Acquire);
+        let edge = self.find(parent, name)?.ok_or(FsError::NotFound)?;
+        let found = self.pin(edge.ino).and_then(|pinned| {
+            let state = pinned.read()?;
+            let attr = self.attr(&pinned, &state);
+            // An operation that removes a name holds the inode exclusively: if none was removed meanwhile, or the
+            // name is still there now, name and attributes come from one moment.
+            let is_same = self.names_lost.load(Ordering::Acquire) == lost_before
+                || self.find(parent, name)?.is_some_and(|now| now.ino == edge.ino);
+            drop(state);
+            match is_same {
+                true => Ok((pinned, attr)),
+                false => Err(FsError::Stale),
+            }
+        });
+        match found {
+            Err(FsError::Stale) => Ok(Err(edge)),
+            other => other.map(Ok),
+        }
     }
 
     /// Creates an inode with a name. A token keeps `outcome` of its attributes.
@@ -339,7 +356,7 @@ impl Core {
                 Err(error) => return Err(error),
             }
         }
-        Err(FsError::NotFound)
+        Err(FsError::Busy)
     }
 
     /// The same where nothing can be created: opens the file that is there.
