@@ -13,8 +13,9 @@ it is ended, so that its tests are named and the others still run.
     of each only the tests whose names contain TESTS; the documentation's tests do not run then.
 
 docs/test-times.md has the seconds of each group on the machine that recorded them. With --short, only groups that are
-quick by that list run, and some parts of others, so that a short run stays short as tests are added. A whole run fails if a group takes a
-third longer than that, after the machine's speed is taken into account; `--record` writes the list anew.
+quick by that list run, and some parts of others, so that a short run stays short as tests are added. A whole run fails
+if a group takes a third longer than that, after the machine's speed is taken into account; `--record` writes the list
+anew.
 """
 
 import glob
