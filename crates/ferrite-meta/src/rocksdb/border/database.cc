@@ -73,8 +73,14 @@ class Listener final : public rocksdb::EventListener {
       *status = Status::OK();
       return;
     }
+    has_failed_ = true;
     const std::string text = status->ToString();
     notice_(context_, true, BytesOf(text));
+  }
+
+  // Nobody knows what of a failed log is on the medium, so only an opening may go on. RocksDB would begin a new log.
+  void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason, Status, bool* is_automatic) override {
+    *is_automatic = false;
   }
 
   void OnSubcompactionBegin(const rocksdb::SubcompactionJobInfo&) override { SetMerging(true); }
@@ -91,7 +97,11 @@ class Listener final : public rocksdb::EventListener {
 
   uint64_t LackSpace() const { return lack_space_ + unmerged_lack_space_; }
 
+  // Whether the database takes no more writes.
+  bool HasFailed() const { return has_failed_; }
+
  private:
+  std::atomic<bool> has_failed_{false};
   std::atomic<uint64_t> lack_space_{0};
   std::atomic<uint64_t> unmerged_lack_space_{0};
   const Notice notice_;
@@ -156,6 +166,19 @@ Status OpenTransactions(const rocksdb::Options& options, const rocksdb::Transact
   // The database has its own handle of the default family.
   for (rocksdb::ColumnFamilyHandle* handle : handles) delete handle;
   return status;
+}
+
+// Calls `act`, which may sync the log or begin a new one, unless the database has failed: RocksDB 7.8 ends the process
+// if either is done to a log of which a write has failed. A write that fails between the check and `act` still does so:
+// that is a crash, from which the next opening recovers.
+template <typename Act>
+Status UnlessFailed(const Database& database, Act act) {
+  if (database.listener->HasFailed()) return Status::IOError("an earlier write has failed");
+  return act();
+}
+
+Status SyncLog(const Database& database) {
+  return UnlessFailed(database, [&] { return database.db->FlushWAL(true); });
 }
 
 void GiveValue(const Status& status, const Slice& value, Sink sink, void* context, Failure* failure) {
@@ -264,7 +287,7 @@ Database* ferrite_rocksdb_open(const FileOps* ops, const void* root, Bytes path,
 // Ends its threads. No transaction may be left.
 void ferrite_rocksdb_close(Database* database, Failure* failure) noexcept {
   // What RocksDB could not finish is in the log, so that only the log must be on the medium.
-  const Status synced = database->transactions != nullptr ? database->db->FlushWAL(true) : Status::OK();
+  const Status synced = database->transactions != nullptr ? SyncLog(*database) : Status::OK();
   const Status closed = database->db->Close();
   ToFailure(synced.ok() ? closed : synced, failure);
   delete database;
@@ -292,7 +315,7 @@ uint64_t ferrite_rocksdb_salvage(const Database* database, Sink sink, void* cont
 }
 
 void ferrite_rocksdb_sync(const Database* database, Failure* failure) noexcept {
-  ToFailure(database->db->FlushWAL(true), failure);
+  ToFailure(SyncLog(*database), failure);
 }
 
 // Makes tables of what is in memory only.
@@ -300,21 +323,23 @@ void ferrite_rocksdb_flush(const Database* database, Failure* failure) noexcept 
   rocksdb::FlushOptions options;
   // Else it waits until one more table would not hold writes up: for good, if merges lack space.
   options.allow_write_stall = true;
-  ToFailure(database->db->Flush(options), failure);
+  ToFailure(UnlessFailed(*database, [&] { return database->db->Flush(options); }), failure);
 }
 
 void ferrite_rocksdb_compact(const Database* database, Failure* failure) noexcept {
   rocksdb::CompactRangeOptions options;
   // It flushes first, and would wait as above.
   options.allow_write_stall = true;
-  ToFailure(database->db->CompactRange(options, nullptr, nullptr), failure);
+  const auto compact = [&] { return database->db->CompactRange(options, nullptr, nullptr); };
+  ToFailure(UnlessFailed(*database, compact), failure);
 }
 
 void ferrite_rocksdb_checkpoint(const Database* database, Bytes path, Failure* failure) noexcept {
   rocksdb::Checkpoint* made = nullptr;
   Status status = rocksdb::Checkpoint::Create(database->db.get(), &made);
   const std::unique_ptr<rocksdb::Checkpoint> checkpoint(made);
-  if (status.ok()) status = checkpoint->CreateCheckpoint(SliceOf(path).ToString());
+  const auto make = [&] { return checkpoint->CreateCheckpoint(SliceOf(path).ToString()); };
+  if (status.ok()) status = UnlessFailed(*database, make);
   ToFailure(status, failure);
 }
 
