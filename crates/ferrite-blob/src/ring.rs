@@ -20,8 +20,9 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
+use ferrite_checks::condvar::Condvar;
 use ferrite_checks::fault_injection::{Bug, is_seeded};
-use ferrite_checks::ranked::{Condvar, Mutex};
+use ferrite_checks::ranked::Mutex;
 
 use crate::device::{Device, Op};
 use crate::format::{BlobId, Layout, RING_ENTRIES, RingEntry, hash_of};

@@ -19,7 +19,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use ferrite_checks::condvar::Condvar;
+use parking_lot::Mutex;
 
 use area::Area;
 use free::Free;

@@ -13,7 +13,8 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use ferrite_checks::ranked::{Condvar, Mutex};
+use ferrite_checks::condvar::Condvar;
+use ferrite_checks::ranked::Mutex;
 use ferrite_transport::watch::Wake;
 use ferrite_vfs::{Ctx, Result, Waits};
 

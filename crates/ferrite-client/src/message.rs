@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use ferrite_checks::ranked::{Condvar, Mutex};
+use ferrite_checks::condvar::Condvar;
+use ferrite_checks::ranked::Mutex;
 use ferrite_transport::FabricError;
 use ferrite_transport::connection::Receiver;
 use ferrite_transport::frame::BODY_BYTES_MAX;

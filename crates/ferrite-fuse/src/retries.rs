@@ -9,7 +9,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_checks::ranked::{Condvar, Mutex};
+use ferrite_checks::condvar::Condvar;
+use ferrite_checks::ranked::Mutex;
 
 use crate::lock_order;
 

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use ferrite_checks::condvar::Condvar;
+use parking_lot::Mutex;
 
 /// Threads at most.
 const THREADS_MAX: usize = 256;

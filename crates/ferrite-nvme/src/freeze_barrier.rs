@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use ferrite_checks::ranked::{Condvar, Mutex};
+use ferrite_checks::condvar::Condvar;
+use ferrite_checks::ranked::Mutex;
 
 use crate::lock_order;
 

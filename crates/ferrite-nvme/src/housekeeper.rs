@@ -5,7 +5,8 @@
 
 use std::thread::JoinHandle;
 
-use ferrite_checks::ranked::{Condvar, Mutex};
+use ferrite_checks::condvar::Condvar;
+use ferrite_checks::ranked::Mutex;
 use ferrite_vfs::Ino;
 
 use crate::content_store::Place;

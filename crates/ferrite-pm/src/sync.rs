@@ -6,7 +6,8 @@
 use std::fs::File;
 use std::io;
 
-use parking_lot::{Condvar, Mutex};
+use ferrite_checks::condvar::Condvar;
+use parking_lot::Mutex;
 
 #[derive(Default)]
 struct State {

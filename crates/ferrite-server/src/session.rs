@@ -20,7 +20,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use ferrite_checks::ranked::{Condvar, Mutex, MutexGuard};
+use ferrite_checks::condvar::Condvar;
+use ferrite_checks::ranked::{Mutex, MutexGuard};
 use ferrite_transport::reactor::Link;
 use ferrite_transport::send_queue::SendQueue;
 use ferrite_vfs::{ClientId, FsError, Ino, OpenFile, OpenMode, Result, SYSTEM};

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::common::bystander::{Bystander, new_file};
 use crate::common::raw::Raw;
 use crate::common::{connect, export, make_pool, mount, serve};
+use ferrite_checks::condvar::Condvar;
 use ferrite_proto::{
     BoundFileInfo, FsRequest, GrantedKey, ImmediateRequest, Node, NodeAttr, QueuePairInfo, RdmaCounters, RdmaRequest,
 };
@@ -15,7 +16,7 @@ use ferrite_server::{KeyWanted, Keys, Rdma, ServerOptions};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{FileSystem, FsError, Ino, ROOT_INO, Result, SYSTEM, SpaceOf};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 #[test]
 fn a_thousand_idle_sessions() {

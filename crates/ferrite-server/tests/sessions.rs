@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::common::proxy::{NetworkFaults, Proxy};
 use crate::common::raw::{Raw, prefix};
 use crate::common::{connect, connect_tcp, export, make_pool, mount, serve, serve_at};
+use ferrite_checks::condvar::Condvar;
 use ferrite_client::{Client, ClientOptions};
 use ferrite_proto::{
     FileRequest, FsRequest, ImmediateRequest, NodeAttr, OpenedFile, Reader, SessionRequest, SessionState,
@@ -21,7 +22,7 @@ use ferrite_vfs::{
     Attr, Ctx, DedupToken, FileSystem, FsError, Ino, Layer, Limits, NewFile, OpenFile, OpenFlags, OpenMode, Opened,
     Position, ROOT_INO, RenameMode, Result, SYSTEM,
 };
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 fn new_file() -> NewFile {
     NewFile {

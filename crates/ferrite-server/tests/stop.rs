@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use crate::common::raw::Raw;
 use crate::common::{connect_leased_tcp, export, serve, serve_at};
+use ferrite_checks::condvar::Condvar;
 use ferrite_proto::{FsRequest, ImmediateRequest, NodeAttr};
 use ferrite_server::ServerOptions;
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{Ctx, FileSystem, Layer, NewFile, OpenMode, ROOT_INO, SYSTEM};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 /// An engine that takes its time to release a client's locks, until the test permits it.
 #[derive(Default)]

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use crate::common::proxy::{NetworkFaults, Proxy};
 use crate::common::{connect, connect_tcp, export, make_pool, mount, serve};
 use ferrite_buffers::Pool;
+use ferrite_checks::condvar::Condvar;
 use ferrite_client::{Client, ClientOptions};
 use ferrite_server::ServerOptions;
 use ferrite_vfs::{FileSystem, FsError, NewFile, OpenFile, OpenMode, Position, ROOT_INO, SYSTEM};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 const PAGE: usize = 4096;
 

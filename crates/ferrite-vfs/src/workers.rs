@@ -6,7 +6,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use parking_lot::{Condvar, Mutex};
+use ferrite_checks::condvar::Condvar;
+use parking_lot::Mutex;
 
 /// Most work that waits for a thread. Beyond it, the caller does its work itself.
 const QUEUE_MAX: usize = 4096;

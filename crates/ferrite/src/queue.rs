@@ -14,9 +14,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ferrite_buffers::{BUFFER_BYTES_MAX, Buffer, Pool};
+use ferrite_checks::condvar::Condvar;
 use ferrite_pm::fork::Origin;
 use ferrite_vfs::{FsError, Position, Written};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use crate::error::{Cause, Error, Result};
 use crate::file::{File, Open, READ, WRITE};

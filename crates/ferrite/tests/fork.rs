@@ -70,6 +70,7 @@ fn all_refused(fs: &Fs, file: &mut File) -> bool {
         is_refused(file.set_len(0)),
         is_refused(file.seek(SeekFrom::End(0))),
         is_refused(file.allocate(FallocateMode::PunchHole, 0, 4096)),
+        is_refused(file.copy_range(file, 0, 4096, 4096)),
         is_refused(file.metadata()),
         is_refused(file.sync_all()),
         is_refused(fs.clone().close()),

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use ferrite_checks::condvar::Condvar;
+use parking_lot::Mutex;
 
 use super::*;
 use crate::device::Memory;

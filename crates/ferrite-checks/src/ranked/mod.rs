@@ -1,7 +1,7 @@
 //! Locks with ranks: a debug build panics when a thread takes two of them in an order that could deadlock.
 //!
-//! Contents: [`Rank`] and [`ranks!`](crate::ranks), which a crate uses to list its locks in one place; [`Mutex`],
-//! [`RwLock`] and [`Condvar`], which have the interface of `parking_lot`; [`held`], the stack of a thread.
+//! Contents: [`Rank`] and [`ranks!`](crate::ranks), which a crate uses to list its locks in one place; [`Mutex`]
+//! and [`RwLock`], which have the interface of `parking_lot`; [`held`], the stack of a thread.
 //!
 //! Invariants:
 //! * A thread waits for a lock only if its rank is above the rank of every lock of the same order that the thread
@@ -19,7 +19,7 @@ mod rwlock;
 #[cfg(test)]
 mod tests;
 
-pub use mutex::{Condvar, Mutex, MutexGuard};
+pub use mutex::{Mutex, MutexGuard};
 pub use rwlock::{ArcRwLock, MappedRwLockReadGuard, MappedRwLockWriteGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The place of a lock in the order of its crate. [`ranks!`](crate::ranks) implements it.

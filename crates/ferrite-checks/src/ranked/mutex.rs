@@ -1,14 +1,13 @@
-//! Exclusive locks with ranks, and conditions to wait for under them.
+//! Exclusive locks with ranks.
 
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
-use std::time::{Duration, Instant};
-
-use parking_lot::WaitTimeoutResult;
+use std::time::Duration;
 
 use super::Rank;
 use super::held::Held;
+use crate::condvar::Unlock;
 
 /// A `parking_lot::Mutex` of rank `R`.
 pub struct Mutex<R, T: ?Sized> {
@@ -99,6 +98,13 @@ impl<'a, T: ?Sized> MutexGuard<'a, T> {
     }
 }
 
+/// The lock keeps its place among the thread's locks meanwhile.
+impl<T: ?Sized> Unlock for MutexGuard<'_, T> {
+    fn unlocked<R>(&mut self, act: impl FnOnce() -> R) -> R {
+        self.inner.unlocked(act)
+    }
+}
+
 impl<T: ?Sized> Deref for MutexGuard<'_, T> {
     type Target = T;
 
@@ -118,63 +124,5 @@ impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
 impl<T: ?Sized + fmt::Debug> fmt::Debug for MutexGuard<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.inner.fmt(f)
-    }
-}
-
-/// A `parking_lot::Condvar` for [`Mutex`]. The lock keeps its place among the thread's locks during a wait.
-#[derive(Debug, Default)]
-pub struct Condvar(parking_lot::Condvar);
-
-impl Condvar {
-    /// One that no thread waits for.
-    pub const fn new() -> Condvar {
-        Condvar(parking_lot::Condvar::new())
-    }
-
-    /// Wakes one thread; false if none waits.
-    #[inline]
-    pub fn notify_one(&self) -> bool {
-        self.0.notify_one()
-    }
-
-    /// Wakes all; returns their number.
-    #[inline]
-    pub fn notify_all(&self) -> usize {
-        self.0.notify_all()
-    }
-
-    /// Unlocks, waits for a notification, and locks again.
-    #[inline]
-    pub fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>) {
-        self.0.wait(&mut guard.inner);
-    }
-
-    /// The same, for `time` at most.
-    #[inline]
-    pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, time: Duration) -> WaitTimeoutResult {
-        self.0.wait_for(&mut guard.inner, time)
-    }
-
-    /// The same, until `deadline` at the latest.
-    #[inline]
-    pub fn wait_until<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, deadline: Instant) -> WaitTimeoutResult {
-        self.0.wait_until(&mut guard.inner, deadline)
-    }
-
-    /// Waits as long as `condition` holds.
-    #[inline]
-    pub fn wait_while<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, condition: impl FnMut(&mut T) -> bool) {
-        self.0.wait_while(&mut guard.inner, condition);
-    }
-
-    /// The same, for `time` at most.
-    #[inline]
-    pub fn wait_while_for<T: ?Sized>(
-        &self,
-        guard: &mut MutexGuard<'_, T>,
-        condition: impl FnMut(&mut T) -> bool,
-        time: Duration,
-    ) -> WaitTimeoutResult {
-        self.0.wait_while_for(&mut guard.inner, condition, time)
     }
 }

@@ -3,7 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use super::{Condvar, Mutex, RwLock, RwLockReadGuard};
+use super::{Mutex, RwLock, RwLockReadGuard};
+use crate::condvar::Condvar;
 
 crate::ranks! {
     "a test":

@@ -18,6 +18,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use ferrite_checks::condvar::Condvar;
 use ferrite_fs::{Engine, number_thread};
 use ferrite_mr::{FileMemory, Registrar};
 use ferrite_roce::memory::{Delivery, Fault, Memory, Message, Part, RESERVE_AT, Received};
@@ -25,7 +26,7 @@ use ferrite_roce::wire::Qpn;
 use ferrite_testkit::rng::Rng;
 use ferrite_vfs::regions::Region;
 use ferrite_vfs::{FallocateMode, FileSystem, Ino, NewNode, OpenMode, ROOT_INO, RenameMode, SYSTEM, SetAttr};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use super::effects::{Book, Effect, word_at};
 use super::seam::{self, Stops};

@@ -31,7 +31,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 use ferrite_checks::fault_injection::{Bug, is_seeded};
-use ferrite_checks::ranked::{Condvar, Mutex, MutexGuard};
+use ferrite_checks::condvar::Condvar;
+use ferrite_checks::ranked::{Mutex, MutexGuard};
 use ferrite_map::Resource;
 use ferrite_pm::{DirtyLines, PmError, Region};
 use rustc_hash::FxHashSet;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use ferrite_buffers::{Buffer, Pool};
+use ferrite_checks::condvar::Condvar;
 use ferrite_vfs::{FsError, OpenFile, Position, SYSTEM};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use super::page;
 use crate::error::LabError;

@@ -11,7 +11,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use ferrite_checks::ranked::{Condvar, Mutex};
+use ferrite_checks::condvar::Condvar;
+use ferrite_checks::ranked::Mutex;
 
 use crate::error::{Error, Result};
 use crate::lock_order;

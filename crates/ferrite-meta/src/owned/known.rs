@@ -14,8 +14,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ferrite_checks::condvar::Condvar;
 use ferrite_checks::fault_injection::{Bug, is_seeded};
-use ferrite_checks::ranked::{Condvar, Mutex};
+use ferrite_checks::ranked::Mutex;
 
 use super::cache::{Cache, Run, Value};
 use crate::error::{Error, Result};

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
+use ferrite_checks::condvar::Condvar;
+use parking_lot::Mutex;
 
 use super::{LockDone, LockTicket, Wait};
 use crate::{FsError, Result};

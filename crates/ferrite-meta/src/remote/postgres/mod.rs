@@ -25,7 +25,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ferrite_checks::ranked::{Condvar, Mutex, MutexGuard};
+use ferrite_checks::condvar::Condvar;
+use ferrite_checks::ranked::{Mutex, MutexGuard};
 use tokio_postgres::config::{Host, TargetSessionAttrs};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Config, Row};

@@ -8,7 +8,8 @@
 
 use std::ops::Range;
 
-use ferrite_checks::ranked::{Condvar, Mutex};
+use ferrite_checks::condvar::Condvar;
+use ferrite_checks::ranked::Mutex;
 
 use super::lock_order;
 
