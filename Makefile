@@ -38,7 +38,7 @@ help:
 	@echo "make csi       the driver for Kubernetes, in dist/packages (needs Go; docs/kubernetes.md)"
 	@echo "make install-c libferrite for programs in C, its header, a file for pkg-config; to $(PREFIX)"
 	@echo "make install-python the Python package, for the Python of the system"
-	@echo "make install   ferrite, its helpers for mkfs, mount and fsck, man pages, completions, a file(1) description, a systemd unit; to $(PREFIX)"
+	@echo "make install   ferrite, its helpers for mkfs, mount and fsck, man pages, completions, a file(1) description, units of systemd; to $(PREFIX)"
 
 build:
 	@scripts/setup-debian.sh build
@@ -186,8 +186,10 @@ install-files:
 	install -m 644 scripts/ferrite.magic $(DESTDIR)$(PREFIX)/share/ferrite/ferrite.magic
 	install -m 644 dist/server.toml $(DESTDIR)$(PREFIX)/share/ferrite/server.toml
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
-	sed 's|/usr/local/bin|$(PREFIX)/bin|' dist/systemd/ferrite.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/ferrite.service
-	chmod 644 $(DESTDIR)$(PREFIX)/lib/systemd/system/ferrite.service
+	for unit in ferrite.service ferrite-snapshot@.service ferrite-snapshot@.timer; do \
+		sed 's|/usr/local/bin|$(PREFIX)/bin|' dist/systemd/$$unit > $(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit && \
+		chmod 644 $(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit || exit 1; \
+	done
 
 # libferrite for programs in C: pools and servers. C_FEATURES=nvme adds pools on devices, and postgres those with
 # metadata in PostgreSQL.

@@ -40,6 +40,14 @@ bugs! {
     TornPage,
     /// Freed blocks and segments are reused before the checkpoint has passed their record.
     EarlyReuse,
+    /// A clone's record does not mark the blocks that it shares.
+    ShareUnmarked,
+    /// A clone does not count the blocks that it shares.
+    ShareUncounted,
+    /// A page of a shared block is counted less before the checkpoint has passed the record that took it.
+    ShareDroppedEarly,
+    /// A range with shared blocks is zeroed by declaring the blocks unwritten, and written again in place.
+    SharedInPlace,
     /// Space that a merge freed is reused at once.
     MergedSpaceAtOnce,
     /// Mount does not free inodes that have no name.

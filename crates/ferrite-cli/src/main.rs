@@ -207,6 +207,8 @@ enum Command {
     Mkdir(files::Mkdir),
     /// Rename files and directories within a volume that is not mounted
     Mv(files::Mv),
+    Clone(files::Clone),
+    Snapshot(files::Snapshot),
     /// Write and read files of a server by RDMA, without calls of its file system
     #[cfg(feature = "rdma")]
     Mr(mr::Mr),
@@ -294,6 +296,8 @@ fn run(arguments: Arguments) -> Outcome {
         Command::Rm(command) => command.run(),
         Command::Mkdir(command) => command.run(),
         Command::Mv(command) => command.run(),
+        Command::Clone(command) => command.run(),
+        Command::Snapshot(command) => command.run(),
         #[cfg(feature = "rdma")]
         Command::Mr(command) => command.run(),
         Command::Log(command) => command.run(),

@@ -60,6 +60,10 @@ pub(crate) struct Mkfs {
     /// above that there are no logs]
     #[arg(long, value_name = "BYTES")]
     log_unit: Option<u32>,
+    /// Pages for each block that the mapping has entries for, up to 64: clones need entries, but no blocks. No effect
+    /// on radix and extent, whose entries take blocks [default: 1]
+    #[arg(long, value_name = "COUNT")]
+    pages_per_block: Option<u32>,
     /// Of a pool nvme:POOL.toml: directory for its metadata; the file is written, with this and the data devices
     #[arg(long, value_name = "DIRECTORY", value_hint = clap::ValueHint::DirPath, requires = "data")]
     meta: Option<PathBuf>,
@@ -124,6 +128,7 @@ impl Mkfs {
             .write_zeros(self.write_zeros)
             .sparse(self.sparse)
             .log_unit_bytes(self.log_unit)
+            .pages_per_block(self.pages_per_block)
             .root_owner(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let bar = Bar::new(self.quiet);
         let made = ferrite_fs::create_telling(&pool, size_bytes, &options, &mut |phase, done, total| {
@@ -163,6 +168,7 @@ impl Mkfs {
             ("--write-zeros", self.write_zeros),
             ("--sparse", self.sparse),
             ("--log-unit", self.log_unit.is_some()),
+            ("--pages-per-block", self.pages_per_block.is_some()),
         ];
         match given.iter().find(|(_, is_given)| *is_given) {
             None => Ok(()),

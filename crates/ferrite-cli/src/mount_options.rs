@@ -337,10 +337,10 @@ mod tests {
         let options = parse(&words("rw,nofail,x-systemd.automount,noatime,threads=3"), false).unwrap();
         assert_eq!(options.engine.atime, AtimePolicy::Never);
         assert_eq!(options.fuse.threads, 3);
-        let common = "defaults,discard,user_xattr,noacl,group,owner,lazytime,dirsync,sync,errors=remount-ro";
+        let common = "defaults,discard,user_xattr,acl,group,owner,lazytime,dirsync,sync,errors=remount-ro";
         assert!(parse(&words(common), false).is_ok_and(|options| options.engine.dir_atime));
         assert!(!parse(&words("nodiratime"), false).unwrap().engine.dir_atime);
-        for lie in ["acl", "nobarrier", "usrquota", "nouser_xattr", "errors=continue"] {
+        for lie in ["noacl", "nobarrier", "usrquota", "nouser_xattr", "errors=continue"] {
             for sloppy in [false, true] {
                 let failure = parse(&words(lie), sloppy).err().unwrap();
                 assert!(

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::common::{PAGE, TestPool, has_fuse, ok, soak};
 
@@ -22,8 +22,9 @@ struct Returned {
     removed: usize,
 }
 
-/// Appends, creates, renames and removes until something fails, because the daemon is gone.
-fn work(dir: &Path, round: usize, stop: &AtomicBool) -> Returned {
+/// Appends, creates, renames and removes until something fails, because the daemon is gone. Says when a first change
+/// has returned.
+fn work(dir: &Path, round: usize, stop: &AtomicBool, begun: &AtomicBool) -> Returned {
     let mut returned = Returned::default();
     let mut step = || -> std::io::Result<()> {
         fs::create_dir_all(dir)?;
@@ -37,6 +38,7 @@ fn work(dir: &Path, round: usize, stop: &AtomicBool) -> Returned {
             }
             log.write_all(format!("{n:09}\n").as_bytes())?;
             returned.lines = n + 1;
+            begun.store(true, Ordering::Relaxed);
             let (new, name) = (dir.join(format!("new{n}")), dir.join(format!("r{round}-{n}")));
             let mut file = File::create(&new)?;
             file.write_all(format!("content {n}").repeat(1 + n % 700).as_bytes())?;
@@ -51,6 +53,15 @@ fn work(dir: &Path, round: usize, stop: &AtomicBool) -> Returned {
     };
     let _ = step();
     returned
+}
+
+/// Waits for a first change, which a busy machine may delay by more than a round takes. A round in which none comes is
+/// refused later.
+fn wait_for(begun: &AtomicBool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !begun.load(Ordering::Relaxed) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 fn verify(dir: &Path, round: usize, returned: &Returned) {
@@ -340,7 +351,7 @@ fn nothing_that_returned_is_lost_when_the_daemon_is_killed() {
     let loads: [(&str, &(dyn Load + Sync)); 2] = [("overwrites", &Overwrites), ("links", &Links)];
     let mut all_made = 0;
     for round in 0..rounds {
-        let stop = AtomicBool::new(false);
+        let (stop, begun) = (AtomicBool::new(false), AtomicBool::new(false));
         let daemon = test.daemon().to_string();
         for (name, _) in loads {
             fs::create_dir(test.path(name)).unwrap();
@@ -348,8 +359,8 @@ fn nothing_that_returned_is_lost_when_the_daemon_is_killed() {
         let (returned, made): (Vec<Returned>, Vec<usize>) = std::thread::scope(|scope| {
             let writers: Vec<_> = (0..3)
                 .map(|writer| {
-                    let (dir, stop) = (test.path(&format!("w{writer}")), &stop);
-                    scope.spawn(move || work(&dir, round, stop))
+                    let (dir, stop, begun) = (test.path(&format!("w{writer}")), &stop, &begun);
+                    scope.spawn(move || work(&dir, round, stop, begun))
                 })
                 .collect();
             let loaders: Vec<_> = loads
@@ -359,6 +370,7 @@ fn nothing_that_returned_is_lost_when_the_daemon_is_killed() {
                     scope.spawn(move || go_on(load, &dir, stop))
                 })
                 .collect();
+            wait_for(&begun);
             std::thread::sleep(Duration::from_millis(60 + 13 * (round as u64 % 10)));
             ok(Command::new("kill").args(["-9", &daemon]));
             stop.store(true, Ordering::Relaxed);

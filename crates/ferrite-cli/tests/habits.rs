@@ -126,9 +126,9 @@ fn access_times_move_as_the_mount_options_say() {
         "{said}"
     );
     test.umount();
-    let (code, said) = mount("acl");
+    let (code, said) = mount("noacl");
     assert!(
-        code == Some(2) && said.contains("`acl`: access control lists"),
+        code == Some(2) && said.contains("`noacl`: access control lists"),
         "{said}"
     );
     test.mount(&[]);

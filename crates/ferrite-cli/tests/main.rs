@@ -2,6 +2,7 @@
 //!
 //! They are linked once; `scripts/run-tests.py` runs each module in a process of its own.
 
+mod acls;
 mod addresses;
 mod administrator;
 mod away_server;
@@ -11,6 +12,7 @@ mod coherence;
 mod commands;
 mod common;
 mod console;
+mod copies;
 mod copy;
 mod crash_kill;
 mod data_checksum;
@@ -35,6 +37,7 @@ mod metrics;
 mod mount_basic;
 mod mount_locks;
 mod mount_options;
+mod mount_snapshots;
 #[cfg(feature = "nvme")]
 mod nvme;
 #[cfg(feature = "nvme")]

@@ -234,7 +234,8 @@ fn an_option_without_effect_is_refused_or_warned_of() {
             ("scrub=100", !is_servers, !is_servers),
             ("locks=kernel", !is_servers, !is_servers),
             ("discard", true, false),
-            ("acl", false, false),
+            ("acl", true, true),
+            ("noacl", false, false),
         ] {
             let (mounted, said) = mount.try_with(&format!("{option},nosuid"));
             assert_eq!(mounted, is_mounted, "{kind:?}: {option}: {said}");

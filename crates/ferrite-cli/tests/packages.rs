@@ -65,6 +65,8 @@ fn packages_have_what_they_promise_and_it_runs() {
         "usr/share/man/man3/ferrite_pread.3.gz",
         "usr/share/man/man3/libferrite.3.gz",
         "usr/lib/systemd/system/ferrite.service",
+        "usr/lib/systemd/system/ferrite-snapshot@.service",
+        "usr/lib/systemd/system/ferrite-snapshot@.timer",
         "usr/lib/udev/rules.d/60-ferrite.rules",
         "usr/share/bash-completion/completions/ferrite",
         "usr/include/ferrite.h",

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use ferrite_buffers::Buffer;
 use ferrite_transport::frame::DATA_BYTES_MAX;
 use ferrite_vfs::{
-    Attr, Ctx, FallocateMode, FsError, Ino, OpenFile, Position, ReadDone, Result, SetAttr, WriteDone, WriteMode,
-    Written,
+    Attr, CloneRange, Ctx, FallocateMode, FsError, Ino, OpenFile, OpenFileId, Position, ReadDone, Result, SetAttr,
+    WriteDone, WriteMode, Written,
 };
 
 use super::cache::{Cache, Changed, READ_BYTES_MAX};
@@ -76,6 +76,13 @@ fn stale_if_lost(link: &Link, number: u64, error: FsError) -> FsError {
 impl OpenFile for RemoteFile {
     fn ino(&self) -> Ino {
         self.node.ino
+    }
+
+    fn id(&self) -> OpenFileId {
+        OpenFileId {
+            ino: self.node.ino,
+            number: self.number,
+        }
     }
 
     fn getattr(&self, ctx: &Ctx) -> Result<Attr> {
@@ -251,6 +258,19 @@ impl OpenFile for RemoteFile {
             len_bytes: len,
         };
         self.change(ctx, request, &[])?.result()
+    }
+
+    fn clone_range(&self, ctx: &Ctx, range: &CloneRange) -> Result<Written> {
+        let request = FileRequest::CloneRange {
+            file: self.number,
+            source: range.source.number,
+            source_offset: range.source_offset,
+            offset: range.offset,
+            len_bytes: range.len_bytes,
+        };
+        let reported: WriteReply = self.change(ctx, request, &[])?.result()?;
+        let mode = WriteMode::from(Position::At(range.offset));
+        reported.of(mode, usize::try_from(range.len_bytes).unwrap_or(usize::MAX))
     }
 
     fn seek_data(&self, ctx: &Ctx, offset: u64) -> Result<u64> {

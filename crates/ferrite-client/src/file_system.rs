@@ -17,7 +17,7 @@ use super::reclaim_state::OpenedAs;
 use super::unsynced::Epoch;
 use super::untrusted::{FileMac, LinkTarget, XattrNames, XattrValue};
 use super::{Client, limits, locks};
-use ferrite_proto::{FsRequest, Node, NodeAttr, OpenedFile, Request};
+use ferrite_proto::{FsRequest, Node, NodeAttr, OpenedFile, Request, masked_mode};
 
 impl Client {
     pub(super) fn node(&self, ino: Ino) -> Result<Node> {
@@ -239,13 +239,17 @@ impl FileSystem for Client {
             FsRequest::Mknod {
                 parent,
                 name,
-                new: *node,
+                new: NewNode {
+                    mode: masked_mode(node.mode, ctx.umask),
+                    ..*node
+                },
             },
         )?)
     }
 
     fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
         let parent = self.node(parent)?;
+        let mode = masked_mode(mode, ctx.umask);
         self.node_attr(&self.change(ctx, FsRequest::Mkdir { parent, name, mode })?)
     }
 
@@ -257,6 +261,11 @@ impl FileSystem for Client {
     fn link(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
         let (node, parent) = (self.node(ino)?, self.node(parent)?);
         self.node_attr(&self.change(ctx, FsRequest::Link { node, parent, name })?)
+    }
+
+    fn clone_tree(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
+        let (node, parent) = (self.node(ino)?, self.node(parent)?);
+        self.node_attr(&self.change(ctx, FsRequest::CloneTree { node, parent, name })?)
     }
 
     fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
@@ -327,7 +336,10 @@ impl FileSystem for Client {
         let request = FsRequest::Create {
             parent: self.node(parent)?,
             name,
-            new: *new,
+            new: NewFile {
+                mode: masked_mode(new.mode, ctx.umask),
+                ..*new
+            },
             file,
         };
         self.opened(&self.change(ctx, request)?, new.open, file)

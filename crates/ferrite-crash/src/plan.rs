@@ -6,7 +6,7 @@ use crate::source::{Name, Source, alphabet, pairs, triples};
 
 /// Random workloads of a round without tokens: one of each kind, and two scenes, which are short and come from four
 /// scripts.
-const KINDS: u64 = 8;
+const KINDS: u64 = 9;
 /// Two of them come again with tokens, different ones in each round.
 const TOKENS: u64 = 2;
 const ROUND: u64 = KINDS + TOKENS;
@@ -27,7 +27,8 @@ fn by_chance(turn: u64, seed: u64) -> Name {
             4 => Source::Churn(number),
             5 => Source::Crowd(number),
             6 => Source::Reuse(number),
-            _ => Source::Threads(number),
+            7 => Source::Threads(number),
+            _ => Source::Clones(number),
         })
     };
     match turn.checked_sub(KINDS) {
@@ -68,6 +69,11 @@ pub fn chances(seed: u64) -> impl Iterator<Item = Name> + Send {
 /// Workloads in which mappings that move entries do so, without end.
 pub fn crowds(seed: u64) -> impl Iterator<Item = Name> + Send {
     (0..).map(move |turn| Source::Crowd(seed.wrapping_mul(1_000_003).wrapping_add(turn)).into())
+}
+
+/// Workloads of files that share blocks, without end.
+pub fn clones(seed: u64) -> impl Iterator<Item = Name> + Send {
+    (0..).map(move |turn| Source::Clones(seed.wrapping_mul(1_000_003).wrapping_add(turn)).into())
 }
 
 /// Everything: all pairs and triples with random workloads between them, then random workloads without end.

@@ -65,6 +65,7 @@ fn options(variant: Variant, workload: &Workload) -> MkfsOptions {
         .data_checksum(variant.data_checksum)
         .log_unit_bytes(variant.log_unit_bytes)
         .inodes(workload.inodes)
+        .pages_per_block(workload.pages_per_block)
         .rings(2)
         .seed(42)
 }
@@ -159,8 +160,8 @@ fn ready(variant: Variant, workload: &Workload) -> Result<Arc<Ready>, String> {
         false => OUTCOMES_POOL_BYTES,
     };
     let key = format!(
-        "{variant:?} {bytes} {} {:?} {:?}",
-        workload.inodes, workload.blocks_left, workload.setup
+        "{variant:?} {bytes} {} {} {:?} {:?}",
+        workload.inodes, workload.pages_per_block, workload.blocks_left, workload.setup
     );
     let made = MADE.get_or_init(Mutex::default);
     if let Some(ready) = made.lock().get(&key) {

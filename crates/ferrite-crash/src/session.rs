@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ferrite_vfs::{
-    Attr, Ctx, DedupToken, FallocateMode, FileLayer, FileSystem, FsError, Ino, Layer, NewNode, OpenFile, OpenMode,
-    Outcome, RenameMode, Result, SYSTEM, SetAttr, WriteMode, Written, XattrMode,
+    Attr, CloneRange, Ctx, DedupToken, FallocateMode, FileLayer, FileSystem, FsError, Ino, Layer, NewNode, OpenFile,
+    OpenMode, Outcome, RenameMode, Result, SYSTEM, SetAttr, WriteMode, Written, XattrMode,
 };
 use parking_lot::Mutex;
 
@@ -194,6 +194,11 @@ impl Layer for Session<'_> {
         self.change(ctx, ino, move |fs, ctx| fs.link(ctx, ino, parent, &name))
     }
 
+    fn clone_tree(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
+        let name = name.to_vec();
+        self.change(ctx, ino, move |fs, ctx| fs.clone_tree(ctx, ino, parent, &name))
+    }
+
     fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
         let name = name.to_vec();
         self.change(ctx, parent, move |fs, ctx| fs.unlink(ctx, parent, &name))
@@ -299,6 +304,11 @@ impl FileLayer for SessionFile {
 
     fn fallocate(&self, ctx: &Ctx, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
         self.change(ctx, move |file, ctx| file.fallocate(ctx, mode, offset, len))
+    }
+
+    fn clone_range(&self, ctx: &Ctx, range: &CloneRange) -> Result<Written> {
+        let range = *range;
+        self.change(ctx, move |file, ctx| file.clone_range(ctx, &range))
     }
 }
 

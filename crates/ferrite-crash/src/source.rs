@@ -3,6 +3,7 @@
 //! Invariant: a name always stands for the same workload (as long as the alphabets here and the testkit's generator
 //! stay the same), so it can be printed and replayed.
 
+mod clones;
 mod name;
 mod reuse;
 mod scenes;
@@ -37,6 +38,8 @@ pub enum Source {
     Crowd(u64),
     /// Few names and inode numbers that two threads reuse after each other.
     Reuse(u64),
+    /// Three files that share most of their blocks, on a pool with a handful of free ones.
+    Clones(u64),
     /// A script for one rule of the journal, see `scenes.rs`.
     Scene(u64),
     /// Several threads, each with random operations in a separate directory.
@@ -53,6 +56,7 @@ impl fmt::Display for Source {
             Source::Churn(seed) => write!(f, "churn:{seed}"),
             Source::Crowd(seed) => write!(f, "crowd:{seed}"),
             Source::Reuse(seed) => write!(f, "reuse:{seed}"),
+            Source::Clones(seed) => write!(f, "clones:{seed}"),
             Source::Scene(seed) => write!(f, "scene:{seed}"),
             Source::Threads(seed) => write!(f, "threads:{seed}"),
         }
@@ -143,6 +147,23 @@ fn allocate(names: &[u8], mode: FallocateMode, offset: u64, len: u64) -> Op {
         mode,
         offset,
         len,
+    }
+}
+
+fn clone(source: &[u8], on: &[u8], offset: u64) -> Op {
+    Op::Clone {
+        source: at(source),
+        source_offset: 0,
+        on: at(on),
+        offset,
+        len: 1 << 20,
+    }
+}
+
+fn clone_tree(from: &[u8], to: &[u8]) -> Op {
+    Op::CloneTree {
+        from: path(from),
+        to: path(to),
     }
 }
 
@@ -246,6 +267,12 @@ pub fn alphabet() -> Vec<Op> {
         allocate(&[A], punch, 100, 3000),
         allocate(&[A], punch, 4096, 4096),
         allocate(&[A], zero, 3000, 9000),
+        clone(&[A], &[B, A], 0),
+        clone(&[B, A], &[A], 4096),
+        clone_tree(&[A], &[E]),
+        clone_tree(&[B], &[E]),
+        clone_tree(&[], &[B, E]),
+        clone_tree(&[C], &[D]),
         allocate(&[B, A], FallocateMode::Allocate { keep_size: false }, 0, 9000),
         set(
             &[A],
@@ -349,6 +376,8 @@ pub struct Workload {
     pub turns: Turns,
     /// A read that walks this many log entries merges the page.
     pub merge_read_entries: u32,
+    /// How many pages the mapping has entries for, for each block.
+    pub pages_per_block: u32,
 }
 
 impl Workload {
@@ -369,6 +398,7 @@ impl Source {
             tokens: Vec::new(),
             turns: Turns::One,
             merge_read_entries: 1,
+            pages_per_block: 1,
         };
         match *self {
             Source::Pair(index) => {
@@ -404,6 +434,7 @@ impl Source {
                 tokens: Vec::new(),
                 turns: Turns::alternate_if(seed % 3 == 2),
                 merge_read_entries: (seed % 2) as u32,
+                pages_per_block: 1,
             },
             Source::Crowd(seed) => Workload {
                 setup: vec![
@@ -419,6 +450,7 @@ impl Source {
                 // Mostly alternating: replay must order a move correctly among older and later records in other rings.
                 turns: Turns::alternate_if(seed % 4 != 0),
                 merge_read_entries: (seed % 2) as u32,
+                pages_per_block: 1,
             },
             Source::Reuse(seed) => Workload {
                 inodes: FEW_INODES,
@@ -426,6 +458,13 @@ impl Source {
                 // A merge would give the reader's ring a number above that of the file.
                 merge_read_entries: 0,
                 ..plain(reuse::setup(), reuse::ops(seed))
+            },
+            Source::Clones(seed) => Workload {
+                blocks_left: Some(clones::BLOCKS_LEFT),
+                turns: Turns::alternate_if(seed % 2 == 1),
+                merge_read_entries: (seed % 2) as u32,
+                pages_per_block: clones::PAGES_PER_BLOCK,
+                ..plain(clones::setup(), clones::ops(seed))
             },
             Source::Scene(seed) => scenes::scene(seed),
             Source::Threads(seed) => {
@@ -443,6 +482,7 @@ impl Source {
                     tokens: Vec::new(),
                     turns: Turns::One,
                     merge_read_entries: 1,
+                    pages_per_block: 1,
                 }
             }
         }
@@ -574,9 +614,13 @@ fn below(thread: u8, mut op: Op) -> Op {
         | Op::Open { path, .. }
         | Op::List { path }
         | Op::ListBegin { path, .. } => sink(thread, path),
-        Op::Link { from, to } | Op::Rename { from, to, .. } => {
+        Op::Link { from, to } | Op::CloneTree { from, to } | Op::Rename { from, to, .. } => {
             sink(thread, from);
             sink(thread, to);
+        }
+        Op::Clone { source, on, .. } => {
+            target(source);
+            target(on);
         }
         Op::Getattr { on }
         | Op::Setattr { on, .. }

@@ -82,6 +82,17 @@ impl Mistake {
         })
     }
 
+    /// Whether it concerns shared blocks, which few workloads have.
+    fn is_of_clones(&self) -> bool {
+        let of_clones = [
+            Bug::ShareUnmarked,
+            Bug::ShareUncounted,
+            Bug::ShareDroppedEarly,
+            Bug::SharedInPlace,
+        ];
+        self.bug.is_some_and(|bug| of_clones.contains(&bug))
+    }
+
     /// Whether the explorer finds it on pools with this mapping.
     fn is_found(&self, mapping: Mapping) -> bool {
         let variant = Variant {
@@ -96,6 +107,7 @@ impl Mistake {
         let search = Search::new(variant, EFFORT);
         let enough = |search: &Search| search.distinct() > RUNS_MAX;
         let report = match self.is_particular {
+            _ if self.is_of_clones() => search.run(plan::clones(1), 2, &enough),
             _ if self.is_deferred => search.run(std::iter::once(merges()).chain(plan::deferred(1)), 2, &enough),
             // First a workload that unlinks an open file: few do, and one mistake shows there alone.
             false => search.run(std::iter::once(unlinks()).chain(plan::chances(1)), 2, &enough),

@@ -21,6 +21,8 @@ ferrite_checks::ranks! {
     Adapter = 70;
     /// Bound files: locked for a lookup.
     BindingList = 80;
+    /// Held by a record that marks shared blocks, until it has committed.
+    Marking = 85;
     /// Held shared while pages are away from the lists of pages with logs, which includes merges and their records.
     CandidatesAway = 90;
     /// Held while the checkpoint moves: a thread that needs space waits here, often with inodes locked.

@@ -56,6 +56,8 @@ pub struct MkfsOptions {
     pub sparse: bool,
     /// Size of the units of page logs; by default as small as the pool's size allows.
     pub log_unit_bytes: Option<u32>,
+    /// How many pages for each block the mapping has entries for; by default 1.
+    pub pages_per_block: Option<u32>,
 }
 
 impl MkfsOptions {
@@ -138,6 +140,14 @@ impl MkfsOptions {
     #[must_use]
     pub fn log_unit_bytes(mut self, log_unit_bytes: impl Into<Option<u32>>) -> MkfsOptions {
         self.log_unit_bytes = log_unit_bytes.into();
+        self
+    }
+
+    /// How many pages for each block the mapping has entries for, 1 (the default) to 64: clones need entries, but no
+    /// blocks. No effect on `radix` and `extent`, whose entries take blocks.
+    #[must_use]
+    pub fn pages_per_block(mut self, pages_per_block: impl Into<Option<u32>>) -> MkfsOptions {
+        self.pages_per_block = pages_per_block.into();
         self
     }
 }
@@ -444,6 +454,9 @@ pub struct PoolInfo {
     pub blocks_reserved: u64,
     /// Blocks freed by operations that a crash could still replay.
     pub blocks_pending: u64,
+    /// Blocks saved by clones: pages that have the block of another page.
+    #[serde(default)]
+    pub blocks_saved: u64,
     /// Inodes in total.
     pub inodes: u64,
     /// Free inodes.

@@ -87,18 +87,19 @@ pub(crate) fn with_space<T>(core: &Core, need: Need, mut operation: impl FnMut()
 /// Whether even everything that can be reclaimed would not be enough.
 fn is_hopeless(core: &Core, need: Need) -> bool {
     let in_logs = || core.log_space.usage().blocks;
-    let left = || core.alloc.free() + core.journal.pending().blocks + in_logs();
+    let left = || core.alloc.free() + core.pending().blocks + in_logs();
     need.least > 0 && need.least > core.journal.while_settled(left)
 }
 
 /// Makes resources that wait for the checkpoint available again. If nothing that waits would help, the checkpoint
 /// stays: moving it writes back the lines of all threads. Waits for a thread that is just releasing resources.
 fn reclaim_waiting(core: &Core, of: SpaceOf) -> Result<()> {
-    let pending = core.journal.pending();
+    let pending = core.pending();
     let blocks = pending.blocks + core.log_space.returning();
     let helps = match of {
         SpaceOf::MapEntries => pending.map_slots > 0,
-        _ => blocks > 0 && core.alloc.is_helped_by(blocks),
+        // When the pages that shared their blocks are gone, the last ones have them alone.
+        _ => pending.shared_pages > 0 || blocks > 0 && core.alloc.is_helped_by(blocks),
     };
     if helps { core.reclaim() } else { core.relieve() }
 }
@@ -176,7 +177,7 @@ fn make_space(core: &Core) -> Result<bool> {
             Ok(true) => tx.commit_move()?,
             Ok(false) => break,
             // Moves need free places, and many threads' moves may have left most of them to the checkpoint.
-            Err(MapError::TableFull) if core.journal.pending().map_slots > 0 => {
+            Err(MapError::TableFull) if core.pending().map_slots > 0 => {
                 drop((tx, moving));
                 core.reclaim()?;
                 continue;

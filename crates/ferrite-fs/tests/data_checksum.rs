@@ -333,6 +333,12 @@ fn a_flipped_bit_of_a_page_word_gives_no_wrong_data() {
         );
         let at = pool.word_offset(page);
         for bit in 0..64 {
+            // An earlier entry of the log is an older state of the page, which nothing tells from the newest
+            // (docs/crash-consistency.md, "Damage").
+            let log = (page.word ^ 1 << bit) >> 32;
+            if bit >= 32 && page.entries.iter().any(|entry| entry.unit == log) {
+                continue;
+            }
             let image = pool.damaged(|image| image[at + bit / 8] ^= 1 << (bit % 8));
             match Engine::mount(Region::from_image(&image).unwrap(), &quiet()) {
                 Err(_) => errors += 1,

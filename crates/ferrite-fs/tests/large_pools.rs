@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, create, fsck, mkfs};
+use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, create, fsck, mkfs, number_thread};
 use ferrite_pm::{Access, Region};
 use ferrite_vfs::{FileSystem, OpenFile, OpenMode, ROOT_INO, SYSTEM};
 use tempfile::TempDir;
@@ -95,9 +95,13 @@ fn use_all_of(path: &Path, has_logs: bool) {
         Content::write(&engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap(), seed)
     };
     let mut contents = Vec::new();
-    for part in names.chunks(25) {
+    for (number, part) in names.chunks(25).enumerate() {
         let written = std::thread::scope(|scope| {
-            let thread = scope.spawn(|| part.iter().zip(0..).map(write).collect::<Vec<_>>());
+            let thread = scope.spawn(move || {
+                // The number says where in the pool it begins; other tests take numbers meanwhile.
+                number_thread(number as u64);
+                part.iter().zip(0..).map(write).collect::<Vec<_>>()
+            });
             thread.join().unwrap()
         });
         contents.extend(written);

@@ -15,12 +15,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ferrite_vfs::{FileKind, NAME_MAX, SetAttr};
+use ferrite_vfs::{Ctx, FileKind, NAME_MAX, SetAttr};
 use fuser::{
-    BsdFileFlags, Errno, FileHandle, Filesystem, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
-    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
-    ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
-    WriteFlags,
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, Generation, INodeNo, InitFlags, IoctlFlags,
+    KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
+    ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
 use crate::caller;
@@ -42,7 +42,7 @@ pub(crate) struct Bridge {
     rings: Option<Arc<Rings>>,
 }
 
-fn ctx(req: &Request) -> ferrite_vfs::Ctx {
+fn ctx(req: &Request) -> Ctx {
     caller::ctx(req.pid(), req.uid(), req.gid())
 }
 
@@ -87,6 +87,9 @@ impl Filesystem for Bridge {
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
             InitFlags::FUSE_CACHE_SYMLINKS,
             InitFlags::FUSE_EXPORT_SUPPORT,
+            InitFlags::FUSE_POSIX_ACL,
+            // A default access control list stands in for the mask.
+            InitFlags::FUSE_DONT_MASK,
             // Not `FUSE_ASYNC_DIO`: the kernel drops the pages of a direct write before and after it, but not when the
             // write ends asynchronously. Pages that a buffered reader filled meanwhile would stay, and a truncate would
             // not wait for it.
@@ -216,17 +219,8 @@ impl Filesystem for Bridge {
         );
     }
 
-    fn mknod(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        _umask: u32,
-        rdev: u32,
-        reply: ReplyEntry,
-    ) {
-        let ctx = ctx(req);
+    fn mknod(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, rdev: u32, reply: ReplyEntry) {
+        let ctx = Ctx { umask, ..ctx(req) };
         self.change(
             opcode::MKNOD,
             [name.as_bytes()],
@@ -235,8 +229,8 @@ impl Filesystem for Bridge {
         );
     }
 
-    fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
-        let ctx = ctx(req);
+    fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+        let ctx = Ctx { umask, ..ctx(req) };
         self.change(
             opcode::MKDIR,
             [name.as_bytes()],
@@ -324,11 +318,11 @@ impl Filesystem for Bridge {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let ctx = ctx(req);
+        let ctx = Ctx { umask, ..ctx(req) };
         self.change(
             opcode::CREATE,
             [name.as_bytes()],
@@ -628,8 +622,31 @@ impl Filesystem for Bridge {
         self.change(
             opcode::FALLOCATE,
             [],
-            move |service, []| service.fallocate(&ctx, fh.0, offset, length, mode),
+            move |service, []| service.fallocate(&ctx, (fh.0, offset), length, mode),
             move |made| respond!(reply, made, () => reply.ok()),
+        );
+    }
+
+    fn copy_file_range(
+        &self,
+        req: &Request,
+        _ino_in: INodeNo,
+        fh_in: FileHandle,
+        offset_in: u64,
+        _ino_out: INodeNo,
+        fh_out: FileHandle,
+        offset_out: u64,
+        len: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        let ctx = ctx(req);
+        let (from, to) = ((fh_in.0, offset_in), (fh_out.0, offset_out));
+        self.change(
+            opcode::COPY_FILE_RANGE,
+            [],
+            move |service, []| service.copy_file_range(&ctx, from, to, len),
+            move |made| respond!(reply, made, count => reply.written(count)),
         );
     }
 

@@ -71,3 +71,4 @@ pub use mount::{FuseError, Mounted, Unmounter, Way, mount, remount};
 pub use notify::Notifications;
 pub use options::{FuseOptions, Rings};
 pub use ring::rings_offered;
+pub use service::{CLONE_XATTR, clone_request};

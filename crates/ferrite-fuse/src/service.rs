@@ -9,6 +9,7 @@
 //! passage.
 
 use std::borrow::Cow;
+use std::collections::hash_map::RandomState;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -17,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use ferrite_vfs::locks::LockDone;
 use ferrite_vfs::{
-    Attr, BadArgument, Ctx, FallocateMode, FileKind, FileSystem, FsError, Ino, NewFile, NewNode, OpenFile, OpenMode,
-    Position, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, WriteMode, XattrMode, posix,
+    Attr, BadArgument, Ctx, FileKind, FileSystem, FsError, Ino, NewFile, NewNode, OpenFile, OpenMode, Position,
+    ROOT_INO, RenameMode, Result, SNAPSHOTS_NAME, SYSTEM, SetAttr, WriteMode, XattrMode, acl, posix, walk,
 };
 use fuser::{Errno, FopenFlags, OpenFlags, WriteFlags};
 
@@ -78,6 +79,8 @@ pub(crate) struct Listed<'a> {
 pub(crate) struct Service {
     fs: Arc<dyn FileSystem>,
     start: Instant,
+    /// The key of the tokens for clones.
+    clone_tokens: RandomState,
     /// When a name was last removed, in milliseconds since `start`; 0 for never.
     removed_ms: AtomicU64,
     retries: Arc<Retries>,
@@ -136,6 +139,7 @@ impl Service {
         Service {
             fs,
             start: Instant::now(),
+            clone_tokens: RandomState::new(),
             removed_ms: AtomicU64::new(0),
             retries: Retries::start(),
             handles: Handles::default(),
@@ -354,6 +358,9 @@ impl Service {
     }
 
     pub(crate) fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Response<Entry> {
+        // The kernel does not know the rules for snapshots.
+        let check = ctx.check || name == SNAPSHOTS_NAME || self.fs.takes_snapshots(parent);
+        let ctx = &Ctx { check, ..ctx.clone() };
         self.entry(self.fs.mkdir(ctx, parent, name, mode & 0o7777))
     }
 
@@ -364,7 +371,9 @@ impl Service {
 
     pub(crate) fn rmdir(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Response<()> {
         self.note_removal();
-        to_response(self.fs.rmdir(ctx, parent, name))
+        // As in `mkdir`.
+        let check = ctx.check || self.fs.takes_snapshots(parent);
+        to_response(self.fs.rmdir(&Ctx { check, ..ctx.clone() }, parent, name))
     }
 
     pub(crate) fn symlink(&self, ctx: &Ctx, parent: Ino, name: &[u8], target: &[u8]) -> Response<Entry> {
@@ -464,7 +473,8 @@ impl Service {
     /// truncates. Returns its attributes then.
     fn enter_existing(&self, ctx: &Ctx, made: &ferrite_vfs::Opened, flags: i32) -> Result<Attr> {
         let requested = requested_mode(OpenFlags(flags));
-        posix::may_open(&made.attr, &ctx.cred, requested)?;
+        let guarded = walk::guarded(&*self.fs, made.attr, &ctx.cred)?;
+        posix::may_open(&guarded, &ctx.cred, requested)?;
         if !requested.truncate {
             return Ok(made.attr);
         }
@@ -634,6 +644,9 @@ impl Service {
     }
 
     pub(crate) fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], flags: i32) -> Response<()> {
+        if name == CLONE_XATTR.as_bytes() {
+            return self.clone_tree(ctx, ino, value);
+        }
         let mode = match flags {
             libc::XATTR_CREATE => XattrMode::Create,
             libc::XATTR_REPLACE => XattrMode::Replace,
@@ -643,7 +656,15 @@ impl Service {
     }
 
     pub(crate) fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Response<Vec<u8>> {
-        to_response(check_xattr(name).and_then(|name| self.fs.getxattr(ctx, ino, name)))
+        if name == CLONE_XATTR.as_bytes() {
+            return self.clone_token(ctx, ino);
+        }
+        let found = check_xattr(name).and_then(|name| self.fs.getxattr(ctx, ino, name));
+        to_response(match found {
+            // The kernel asks for lists before it grants access. An engine without any has none.
+            Err(FsError::NotSupported(_)) if acl::is_acl(name) => Err(FsError::NoAttribute),
+            other => other,
+        })
     }
 
     /// A list of names, each with its terminating zero.
@@ -655,28 +676,12 @@ impl Service {
     pub(crate) fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Response<()> {
         to_response(check_xattr(name).and_then(|name| self.fs.removexattr(ctx, ino, name)))
     }
-
-    pub(crate) fn fallocate(&self, ctx: &Ctx, fh: u64, offset: u64, length: u64, mode: i32) -> Response<()> {
-        const KEEP: i32 = libc::FALLOC_FL_KEEP_SIZE;
-        const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | KEEP;
-        const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE;
-        const ZERO_KEEP: i32 = ZERO | KEEP;
-        let mode = match mode {
-            0 => FallocateMode::Allocate { keep_size: false },
-            KEEP => FallocateMode::Allocate { keep_size: true },
-            PUNCH => FallocateMode::PunchHole,
-            ZERO => FallocateMode::ZeroRange { keep_size: false },
-            ZERO_KEEP => FallocateMode::ZeroRange { keep_size: true },
-            _ => return Err(Errno::EOPNOTSUPP.into()),
-        };
-        to_response(
-            self.handle(fh)
-                .and_then(|file| file.fallocate(ctx, mode, offset, length)),
-        )
-    }
 }
 
 mod dirty;
 mod disconnected;
+mod space;
+
+pub use space::{CLONE_XATTR, clone_request};
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use ferrite_vfs::posix::{self, Access};
+use ferrite_vfs::posix::{self, Access, Guarded};
 use ferrite_vfs::{Attr, Cred};
 
 use crate::sync::{AtomicBool, Ordering};
@@ -73,11 +73,12 @@ pub struct Holder {
 /// lock: it must not call the engine.
 pub type KeyCheck = dyn Fn(&Holder, &Attr) -> bool + Send + Sync;
 
-/// The default [`KeyCheck`]: the permission bits.
+/// The default [`KeyCheck`]: the permission bits. A file's access control list was asked when the key was given, and
+/// does not change as long as the file is bound; a mask that a chmod lowers is among the bits.
 pub fn may_keep(holder: &Holder, attr: &Attr) -> bool {
     match &holder.cred {
         None => true,
-        Some(cred) => posix::may_access(attr, cred, holder.rights.access()).is_ok(),
+        Some(cred) => posix::may_access(&Guarded::by_mode(*attr), cred, holder.rights.access()).is_ok(),
     }
 }
 

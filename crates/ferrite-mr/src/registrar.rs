@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 
 use ferrite_roce::wire::Qpn;
 use ferrite_vfs::regions::Binding;
-use ferrite_vfs::{BadArgument, Ctx, FileSystem, FsError, Ino, Result, Unsupported, posix};
+use ferrite_vfs::{BadArgument, Ctx, FileSystem, FsError, Ino, Result, Unsupported, posix, walk};
 
 use crate::background::Background;
 use crate::file::{FileId, FileMr, FileStatus};
@@ -154,7 +154,7 @@ impl Registrar {
             }
             let result = self
                 .bound(&entry, engine, ctx, id, binding, rights)
-                .and_then(|file| self.grant(&file, holder));
+                .and_then(|file| self.grant(&**engine, &file, holder));
             if result.is_err() {
                 // Its error is the one to report.
                 let _ = self.unbind_unused(id, &entry, &mut is_gone);
@@ -194,13 +194,13 @@ impl Registrar {
     }
 
     /// A key for a bound file.
-    fn grant(&self, file: &Arc<FileMr>, holder: Holder) -> Result<Granted> {
+    fn grant(&self, engine: &dyn FileSystem, file: &Arc<FileMr>, holder: Holder) -> Result<Granted> {
         let key = self.keys.grant(file, holder)?;
         // Read once the file knows the key: an earlier change of permissions shows in these attributes, and a later one
         // has checked the key.
         let attr = file.region().ok_or(FsError::Stale).and_then(|region| region.attr());
         let allowed = attr.and_then(|attr| match &key.holder.cred {
-            Some(cred) => posix::may_access(&attr, cred, key.holder.rights.access()),
+            Some(cred) => posix::may_access(&walk::guarded(engine, attr, cred)?, cred, key.holder.rights.access()),
             None => Ok(()),
         });
         if let Err(error) = allowed {

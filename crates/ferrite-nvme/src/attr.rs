@@ -11,7 +11,7 @@ use std::sync::Arc;
 use ferrite_vfs::posix::{self, Access};
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, FileKind, FsError, Ino, Outcome, ROOT_INO, Result, SetAttr, SetTime, SpaceOf,
-    XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode,
+    XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode, acl,
 };
 
 use crate::FILE_BYTES_MAX;
@@ -24,7 +24,7 @@ use crate::format::node::{Content, Edge, Node};
 use crate::format::tail::Tail;
 use crate::inode_ref::InodeRef;
 use crate::names::missing;
-use crate::rights::{Left, encode_xattrs};
+use crate::rights::{AclEdit, Left, Wanted, encode_xattrs};
 use crate::table::{State, Turn};
 
 /// How often a change of a directory looks for its name again, because it was renamed meanwhile.
@@ -62,15 +62,18 @@ impl Core {
         &self,
         ctx: &Ctx,
         pinned: &InodeRef,
-        state: &State,
-        set: &SetAttr,
-        opened: bool,
-    ) -> Result<(Node, SetAttr)> {
-        posix::check_owner(set)?;
-        let set = match ctx.check {
-            true => posix::may_setattr(&self.attr(pinned, state), &ctx.cred, set, opened)?,
-            false => *set,
-        };
+        state: &mut State,
+        wanted: &Wanted<'_>,
+    ) -> Result<(Node, SetAttr, Left)> {
+        let mut set = wanted.set;
+        posix::check_owner(&set)?;
+        if ctx.check {
+            let guarded = self.guarded(ctx, pinned, state)?;
+            set = posix::may_setattr(&guarded, &ctx.cred, &set, wanted.opened)?;
+            if let Some(acl) = &wanted.acl {
+                posix::may_xattr(&guarded, &ctx.cred, acl.name, Access::WRITE)?;
+            }
+        }
         let mut node = pinned.present(state);
         let now = self.now();
         if let Some(size) = set.size {
@@ -96,10 +99,11 @@ impl Core {
         if set.kill_priv {
             node.mode = posix::kill_priv_by(&ctx.cred, node.kind, node.mode, old_gid);
         }
-        if set != SetAttr::default() {
+        let left = self.follow(ctx, pinned.ino, state, &mut node, &set, wanted.acl.as_ref())?;
+        if set != SetAttr::default() || wanted.acl.is_some() {
             (node.ctime, node.change) = (now, self.next_change());
         }
-        Ok((node, set))
+        Ok((node, set, left))
     }
 
     /// Changes attributes.
@@ -108,37 +112,28 @@ impl Core {
         ctx: &Ctx,
         step: Step<'_>,
         pinned: &InodeRef,
-        set: &SetAttr,
-        opened: bool,
+        wanted: &Wanted<'_>,
+        outcome: impl FnOnce(Attr) -> Outcome,
     ) -> Result<Attr> {
         let is_dir = pinned.read()?.node.is_dir();
         if is_dir && pinned.ino != ROOT_INO {
-            return self.setattr_dir(ctx, step, pinned, set, opened);
+            return self.setattr_dir(ctx, step, pinned, wanted, outcome);
         }
         let mut state = pinned.write()?;
-        self.setattr_file(ctx, step, pinned, &mut state, set, opened, Outcome::Attr)
+        self.setattr_file(ctx, step, pinned, &mut state, wanted, outcome)
     }
 
     /// The same, for an inode that no edge repeats and whose state the caller has exclusively.
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "what a caller holds, what is asked, what a token keeps"
-    )]
     pub(crate) fn setattr_file(
         &self,
         ctx: &Ctx,
         mut step: Step<'_>,
         pinned: &InodeRef,
         state: &mut State,
-        set: &SetAttr,
-        opened: bool,
+        wanted: &Wanted<'_>,
         outcome: impl FnOnce(Attr) -> Outcome,
     ) -> Result<Attr> {
-        let (mut node, set) = self.changed(ctx, pinned, state, set, opened)?;
-        let left = match posix::takes_capability(&set) {
-            true => self.without_capability(pinned.ino, state, &mut node),
-            false => Left::default(),
-        };
+        let (mut node, set, left) = self.changed(ctx, pinned, state, wanted)?;
         let old_size = state.node.size;
         let grows_to = set.size.filter(|&size| size > old_size);
         if let (Content::Inline(_) | Content::Beside(_), Some(size)) = (&node.content, grows_to)
@@ -248,8 +243,8 @@ impl Core {
         ctx: &Ctx,
         step: Step<'_>,
         pinned: &InodeRef,
-        set: &SetAttr,
-        opened: bool,
+        wanted: &Wanted<'_>,
+        outcome: impl FnOnce(Attr) -> Outcome,
     ) -> Result<Attr> {
         let mut step = step;
         for _ in 0..RACES_MAX {
@@ -282,13 +277,14 @@ impl Core {
                 step = self.step_of(ctx);
                 continue;
             }
-            let (node, _) = self.changed(ctx, pinned, &state, set, opened)?;
+            let (node, _, left) = self.changed(ctx, pinned, &mut state, wanted)?;
+            left.put(&mut step, pinned.ino)?;
             step.txn.put(&key::node(pinned.ino), &node.encode())?;
             if let Some(slot) = slot.filter(|_| is_here) {
                 self.put_edge(&mut step, parent, &name, slot, &Edge::to(pinned.ino, &node))?;
             }
             let attr = node.attr(pinned.ino);
-            step.commit(|| Outcome::Attr(Attr { change: 0, ..attr }))?;
+            step.commit(|| outcome(Attr { change: 0, ..attr }))?;
             pinned.adopt(&mut state, node);
             return Ok(self.attr(pinned, &state));
         }
@@ -300,7 +296,7 @@ impl Core {
         let pinned = self.pin(ino)?;
         let state = pinned.read()?;
         if ctx.check {
-            posix::may_xattr(&self.attr(&pinned, &state), &ctx.cred, name, Access::READ)?;
+            posix::may_xattr(&self.guarded(ctx, &pinned, &state)?, &ctx.cred, name, Access::READ)?;
         }
         self.xattrs(ino, &state.node)?.remove(name).ok_or(FsError::NoAttribute)
     }
@@ -322,6 +318,18 @@ impl Core {
         mode: XattrMode,
     ) -> Result<()> {
         check_xattr_name(name)?;
+        if acl::is_acl(name) {
+            return self.change_acl(
+                ctx,
+                step,
+                ino,
+                AclEdit {
+                    name,
+                    value: Some(value),
+                    mode,
+                },
+            );
+        }
         self.change_xattrs(ctx, step, ino, name, |xattrs| {
             if value.len() > XATTR_SIZE_MAX {
                 return Err(FsError::ValueTooLong);
@@ -341,9 +349,32 @@ impl Core {
 
     pub(crate) fn removexattr(self: &Arc<Core>, ctx: &Ctx, step: Step<'_>, ino: Ino, name: &[u8]) -> Result<()> {
         check_xattr_name(name)?;
+        if acl::is_acl(name) {
+            let mode = XattrMode::Replace;
+            return self.change_acl(
+                ctx,
+                step,
+                ino,
+                AclEdit {
+                    name,
+                    value: None,
+                    mode,
+                },
+            );
+        }
         self.change_xattrs(ctx, step, ino, name, |xattrs| {
             xattrs.remove(name).map(drop).ok_or(FsError::NoAttribute)
         })
+    }
+
+    /// Changes an access control list, and the mode with it.
+    fn change_acl(self: &Arc<Core>, ctx: &Ctx, step: Step<'_>, ino: Ino, acl: AclEdit<'_>) -> Result<()> {
+        let wanted = Wanted {
+            acl: Some(acl),
+            ..Wanted::of(&SetAttr::default(), false)
+        };
+        let pinned = self.pin(ino)?;
+        self.setattr(ctx, step, &pinned, &wanted, |_| Outcome::Done).map(drop)
     }
 
     fn change_xattrs(
@@ -357,7 +388,7 @@ impl Core {
         let pinned = self.pin(ino)?;
         let mut state = pinned.write()?;
         if ctx.check {
-            posix::may_xattr(&self.attr(&pinned, &state), &ctx.cred, name, Access::WRITE)?;
+            posix::may_xattr(&self.guarded(ctx, &pinned, &state)?, &ctx.cred, name, Access::WRITE)?;
         }
         let mut xattrs = self.xattrs(ino, &state.node)?;
         change(&mut xattrs)?;
@@ -393,7 +424,7 @@ impl Core {
         let state = pinned.read().map_err(missing)?;
         crate::names::is_dir(&state)?;
         if ctx.check {
-            posix::may_search(&self.attr(&pinned, &state), &ctx.cred)?;
+            posix::may_search(&self.guarded(ctx, &pinned, &state)?, &ctx.cred)?;
         }
         Ok(state.node.parent)
     }

@@ -26,7 +26,7 @@ use crate::format::key;
 use crate::format::node::{Content, Node};
 use crate::format::tail::Tail;
 use crate::inode_ref::InodeRef;
-use crate::rights::{Left, Xattrs, encode_xattrs};
+use crate::rights::{Left, Wanted, Xattrs, encode_xattrs};
 use crate::table::State;
 
 /// An open file.
@@ -518,7 +518,7 @@ impl OpenFile for NvmeFile {
                 Outcome::Attr(attr) => Ok(attr),
                 _ => Err(FsError::Superseded),
             },
-            |step| core.setattr(ctx, step, &self.pinned, set, true),
+            |step| core.setattr(ctx, step, &self.pinned, &Wanted::of(set, true), Outcome::Attr),
         )
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, DirEntry, FileKind, FileSystem, FsError, Ino, Limits, NewFile, NewNode, OpenFile, OpenMode,
-    Opened, Outcome, PATH_MAX, RenameMode, Result, SetAttr, StatFs, XattrMode,
+    Opened, Outcome, PATH_MAX, RenameMode, Result, SNAPSHOTS_NAME, SetAttr, StatFs, Unsupported, XattrMode,
 };
 
 use crate::FILE_BYTES_MAX;
@@ -17,6 +17,7 @@ use crate::format::key;
 use crate::format::node::Edge;
 use crate::names::{New, is_dir, missing};
 use crate::owner::Owner;
+use crate::rights::Wanted;
 
 /// Number of inodes that a pool reports as its capacity. It is no limit: nodes take space of the metadata store only.
 const INODES_MAX: u64 = 1 << 40;
@@ -184,7 +185,8 @@ impl FileSystem for NvmeFs {
         };
         self.0.change(ctx, again, |step| {
             let pinned = self.0.pin(ino)?;
-            self.0.setattr(ctx, step, &pinned, set, false)
+            self.0
+                .setattr(ctx, step, &pinned, &Wanted::of(set, false), Outcome::Attr)
         })
     }
 
@@ -222,6 +224,9 @@ impl FileSystem for NvmeFs {
     }
 
     fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
+        if name == SNAPSHOTS_NAME {
+            return Err(FsError::NotSupported(Unsupported::Clone));
+        }
         self.attr_change(ctx, |step| {
             self.0
                 .make(ctx, step, parent, name, &New::of(FileKind::Directory, mode), kept)

@@ -1,6 +1,8 @@
-//! Extended attributes as they are stored, and the one that a change of content or owner takes: the capability.
+//! Extended attributes as they are stored, and those that decide about rights: a change of content or owner takes the
+//! capability, a change of the mode changes the access control list.
 //!
-//! Contents: [`Left`], the extended attributes that such a change leaves. They go with the node into the same
+//! Contents: [`Wanted`], a change of attributes, with that of an access control list ([`AclEdit`]); [`Left`], the
+//! extended attributes that such a change leaves. They go with the node into the same
 //! transaction, or, where content in place and its node are two steps, with the mode into the step that comes first
 //! (`content`).
 //!
@@ -9,11 +11,13 @@
 
 use std::collections::BTreeMap;
 
-use ferrite_vfs::{FsError, Ino, Result, posix};
+use ferrite_vfs::posix::{self, Guarded};
+use ferrite_vfs::{Ctx, FsError, Ino, Result, SetAttr, SpaceOf, XATTR_SIZE_MAX, XattrMode, acl};
 
 use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::Node;
+use crate::inode_ref::InodeRef;
 use crate::table::State;
 
 /// Extended attributes by name.
@@ -40,7 +44,97 @@ impl Left {
     }
 }
 
+/// A new value of an access control list, or none.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AclEdit<'e> {
+    pub(crate) name: &'e [u8],
+    pub(crate) value: Option<&'e [u8]>,
+    pub(crate) mode: XattrMode,
+}
+
+impl AclEdit<'_> {
+    /// Changes the list among the extended attributes, and the mode with it.
+    fn apply(&self, ctx: &Ctx, node: &mut Node, xattrs: &mut Xattrs) -> Result<()> {
+        match (self.mode, xattrs.contains_key(self.name)) {
+            (XattrMode::Create, true) => return Err(FsError::Exists),
+            (XattrMode::Replace, false) => return Err(FsError::NoAttribute),
+            _ => {}
+        }
+        if self.value.is_some_and(|value| value.len() > XATTR_SIZE_MAX) {
+            return Err(FsError::ValueTooLong);
+        }
+        let change = acl::set((node.kind, node.mode, node.gid), &ctx.cred, self.name, self.value)?;
+        node.mode = change.mode;
+        match change.value {
+            Some(value) => drop(xattrs.insert(self.name.to_vec(), value)),
+            None => drop(xattrs.remove(self.name)),
+        }
+        match posix::xattrs_fit(xattrs.iter().map(|(name, value)| (&name[..], &value[..]))) {
+            true => Ok(()),
+            false => Err(FsError::NoSpace(SpaceOf::Attributes)),
+        }
+    }
+}
+
+/// A change of attributes.
+pub(crate) struct Wanted<'w> {
+    pub(crate) set: SetAttr,
+    /// The caller has the file open for writing.
+    pub(crate) opened: bool,
+    pub(crate) acl: Option<AclEdit<'w>>,
+}
+
+impl Wanted<'_> {
+    pub(crate) fn of(set: &SetAttr, opened: bool) -> Self {
+        Wanted {
+            set: *set,
+            opened,
+            acl: None,
+        }
+    }
+}
+
 impl Core {
+    /// An inode as the caller is checked against it.
+    pub(crate) fn guarded(&self, ctx: &Ctx, inode: &InodeRef, state: &State) -> Result<Guarded> {
+        Guarded::of(self.attr(inode, state), &ctx.cred, || {
+            Ok(self.xattrs(inode.ino, &state.node)?.remove(acl::ACCESS))
+        })
+    }
+
+    /// The extended attributes after a change of the others: without the capability where it takes that, and with a
+    /// list that goes with the mode, or gives it. `node` is the inode's new node.
+    pub(crate) fn follow(
+        &self,
+        ctx: &Ctx,
+        ino: Ino,
+        state: &mut State,
+        node: &mut Node,
+        set: &SetAttr,
+        edit: Option<&AclEdit<'_>>,
+    ) -> Result<Left> {
+        let takes = posix::takes_capability(set);
+        if edit.is_none() && (set.mode.is_none() || !node.has_xattrs) {
+            return Ok(match takes {
+                true => self.without_capability(ino, state, node),
+                false => Left::default(),
+            });
+        }
+        let before = self.xattrs(ino, &state.node)?;
+        let mut after = before.clone();
+        if takes && !node.is_dir() {
+            after.remove(posix::CAPABILITY);
+        }
+        if let (Some(mode), Some(list)) = (set.mode, after.get_mut(acl::ACCESS)) {
+            acl::chmod(list, mode)?;
+        }
+        if let Some(edit) = edit {
+            edit.apply(ctx, node, &mut after)?;
+        }
+        node.has_xattrs = !after.is_empty();
+        Ok(Left((after != before).then_some(after)))
+    }
+
     /// All extended attributes of an inode.
     pub(crate) fn xattrs(&self, ino: Ino, node: &Node) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
         if !node.has_xattrs {

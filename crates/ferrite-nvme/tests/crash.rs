@@ -21,6 +21,7 @@ use ferrite_meta::{
 use ferrite_nvme::{NvmeFs, Options};
 use ferrite_testkit::apply::{Runner, Stamp};
 use ferrite_testkit::generate::{OpGenerator, Profile};
+use ferrite_testkit::model::is_skipped;
 use ferrite_testkit::ops::{Op, PAGE, Path, Target};
 use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_testkit::seed_from_env;
@@ -330,8 +331,7 @@ fn record(backend: Backend, profile: Profile, seed: u64) -> Run {
         log.mark(number as u64 * 2);
         let outcome = subject.apply(op).unwrap();
         log.mark(number as u64 * 2 + 1);
-        // A full device: the reference never is.
-        if !matches!(outcome, ferrite_testkit::apply::Outcome::Error(kind) if kind.0 == 28) {
+        if !is_skipped(op, &outcome) {
             oracle.apply(op).unwrap();
         }
         trees.push(timeless(Snapshot::capture(&reference).unwrap()));

@@ -23,6 +23,6 @@ pub use rdma::*;
 pub use request::*;
 
 /// The version of the protocol that this program speaks.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 /// The first bytes of a client's first message.
 pub const MAGIC: [u8; 8] = *b"FERRITE\n";

@@ -269,6 +269,7 @@ requests! {
         32 Listxattr { node: Node }
         33 Removexattr { node: Node, name: &'m [u8] }
         34 Sync {}
+        61 CloneTree { node: Node, parent: Node, name: &'m [u8] }
         /// Reopens a file after a restart of the server; the MAC is that of [`OpenedFile`](super::OpenedFile).
         49 Reopen { node: Node, mode: OpenMode, mac: u64, file: u64 }
     }
@@ -288,6 +289,7 @@ requests! {
         48 Close { files: Vec<u64> }
         /// Answered with data and a [`Piece`](super::Piece).
         50 ReadPiece { file: u64, offset: u64, len_bytes: u32 }
+        51 CloneRange { file: u64, source: u64, source_offset: u64, offset: u64, len_bytes: u64 }
     }
 }
 
@@ -359,6 +361,19 @@ impl RdmaRequest {
     }
 }
 
+/// The permission bits of a new inode as requests have them: as the caller's mask leaves them, and from bit 16 on those
+/// that the mask took. A default access control list of the directory gives them back.
+pub fn masked_mode(mode: u32, umask: u32) -> u32 {
+    let taken = mode & umask & 0o777;
+    (mode & 0xffff & !taken) | taken << 16
+}
+
+/// Permission bits before the mask, and the mask, of [`masked_mode`].
+pub fn unmasked_mode(mode: u32) -> (u32, u32) {
+    let taken = mode >> 16 & 0o777;
+    (mode & 0xffff | taken, taken)
+}
+
 impl FsRequest<'_> {
     /// The number of the file that it opens, if it opens one.
     pub fn file(&self) -> Option<u64> {
@@ -379,6 +394,7 @@ impl FsRequest<'_> {
             | FsRequest::Mkdir { .. }
             | FsRequest::Symlink { .. }
             | FsRequest::Link { .. }
+            | FsRequest::CloneTree { .. }
             | FsRequest::Unlink { .. }
             | FsRequest::Rmdir { .. }
             | FsRequest::Rename { .. }
@@ -419,7 +435,10 @@ impl FileRequest {
     /// See [`Call::is_change`].
     pub fn is_change(&self) -> bool {
         match self {
-            FileRequest::FileSetattr { .. } | FileRequest::Write { .. } | FileRequest::Fallocate { .. } => true,
+            FileRequest::FileSetattr { .. }
+            | FileRequest::Write { .. }
+            | FileRequest::Fallocate { .. }
+            | FileRequest::CloneRange { .. } => true,
             FileRequest::FileGetattr { .. }
             | FileRequest::Read { .. }
             | FileRequest::ReadPiece { .. }

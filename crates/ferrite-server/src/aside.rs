@@ -4,6 +4,8 @@
 //! threads. A request that frees or searches many pages, or carries a whole list, goes there; so does every request for
 //! an inode on which such a request is at work, because it may wait for the inode's lock.
 //!
+//! While a tree is cloned, all changes of its pool go there, because they wait until it is done.
+//!
 //! A request that names its target by a name or a path may need any inode, and goes there while there is such work.
 //! docs/engines.md lists the bound of each request, with a test (`tests/bounds.rs`).
 //!
@@ -16,7 +18,7 @@ use std::sync::atomic::Ordering;
 use ferrite_transport::reactor::Served;
 use ferrite_transport::send_queue::SendQueue;
 use ferrite_vfs::workers::{Work, Workers};
-use ferrite_vfs::{Attr, Ino, SYSTEM, Start};
+use ferrite_vfs::{Attr, FileKind, Ino, SYSTEM, Start};
 
 use super::export::Store;
 use super::lane::{Busy, Holds, Lane};
@@ -82,6 +84,13 @@ impl Aside {
 
     /// Whether a request goes aside.
     fn lane(&self, session: &Session, request: &Call<'_>) -> Option<Lane> {
+        let store = session.export.store.number;
+        if clones(session, request) {
+            return Some(Busy::mark_clone(&self.busy, store));
+        }
+        if self.busy.is_cloning(store) && request.is_change() {
+            return Some(self.mark(session, None));
+        }
         if self.busy.has_some() {
             match needs(session, request) {
                 Needs::Nothing => {}
@@ -129,7 +138,7 @@ impl Inner {
         };
         let passing = request.is_change().then(|| store.leases.pass());
         if let Some(None) = passing {
-            change::begin(self, session, id, received, lane.is_some());
+            change::begin(self, session, id, received, (lane.is_some(), lane));
             return Served::Yes;
         }
         if store.limits.submits && self.submit(session, &head, &request, &received) {
@@ -163,6 +172,20 @@ impl Inner {
     }
 }
 
+/// Whether a request clones a tree, or takes a snapshot.
+fn clones(session: &Session, request: &Call<'_>) -> bool {
+    match request {
+        Call::Fs(FsRequest::CloneTree { .. }) => true,
+        Call::Fs(FsRequest::Mkdir { parent, .. }) => is_of_snapshots(session, parent),
+        _ => false,
+    }
+}
+
+/// Whether directories in this one are snapshots.
+fn is_of_snapshots(session: &Session, dir: &Node) -> bool {
+    meant(session, dir).is_some_and(|dir| session.export.fs().takes_snapshots(dir))
+}
+
 /// Whether a call that releases a lock may have to reply to many requests.
 fn has_many_unsettled_locks(store: &Store) -> bool {
     store.unsettled_locks.load(Ordering::Relaxed) > LIST_MAX
@@ -177,6 +200,7 @@ fn needs(session: &Session, request: &Call<'_>) -> Needs {
         Call::Fs(request) => match request {
             FsRequest::Lookup { .. }
             | FsRequest::Link { .. }
+            | FsRequest::CloneTree { .. }
             | FsRequest::Unlink { .. }
             | FsRequest::Rename { .. }
             | FsRequest::Create { .. }
@@ -210,6 +234,7 @@ fn needs(session: &Session, request: &Call<'_>) -> Needs {
             | FileRequest::ReadPiece { file, .. }
             | FileRequest::Write { file, .. }
             | FileRequest::Fallocate { file, .. }
+            | FileRequest::CloneRange { file, .. }
             | FileRequest::SeekData { file, .. }
             | FileRequest::SeekHole { file, .. }
             | FileRequest::Fsync { file } => session.file(*file).ok().map(|file| file.ino()),
@@ -268,6 +293,7 @@ fn length_of_call(session: &Session, request: &FsRequest<'_>) -> Length {
         FsRequest::Rename {
             new_parent, new_name, ..
         } => named(new_parent, new_name, is_last_of_large),
+        FsRequest::Rmdir { parent, .. } if is_of_snapshots(session, parent) => Length::Long(None),
         FsRequest::Release { pins } => length_of_end(session, &[], pins),
         _ => Length::Short,
     }
@@ -284,6 +310,8 @@ fn length_on_file(session: &Session, request: &FileRequest) -> Length {
         FileRequest::Fallocate { file, len_bytes, .. } if *len_bytes > FREED_BYTES_MAX => {
             open(file).map_or(Length::Short, |file| Length::Long(Some(file.ino())))
         }
+        // It waits for the lock of a second file, too, which may be at work aside. It keeps that for one record.
+        FileRequest::CloneRange { file, .. } => open(file).map_or(Length::Short, |file| Length::Long(Some(file.ino()))),
         FileRequest::SeekData { file, .. } | FileRequest::SeekHole { file, .. } => {
             let attr = open(file).and_then(|file| file.getattr(SYSTEM).ok());
             match attr.is_some_and(|attr| attr.size > SEARCHED_BYTES_MAX) {
@@ -299,7 +327,8 @@ fn length_on_file(session: &Session, request: &FileRequest) -> Length {
 
 /// Whether closing these files, or releasing these pins, may free much.
 fn length_of_end(session: &Session, files: &[u64], pins: &[(Ino, u64)]) -> Length {
-    let is_freed = |attr: Attr| attr.nlink == 0 && is_large(&attr);
+    // With a directory all of a snapshot may go.
+    let is_freed = |attr: Attr| attr.nlink == 0 && (attr.kind == FileKind::Directory || is_large(&attr));
     let by_closing = |file: &u64| {
         let attr = session.file(*file).and_then(|file| file.getattr(SYSTEM));
         attr.is_ok_and(is_freed)

@@ -15,13 +15,13 @@ use ferrite_buffers::Pool;
 use ferrite_transport::send_queue::SendQueue;
 use ferrite_vfs::{
     Attr, Ctx, FileSystem, FsError, Ino, NewFile, NewNode, OpenFlags, OpenMode, Opened, ROOT_INO, RenameMode, Result,
-    SYSTEM, SetAttr, Start, XattrMode, posix,
+    SYSTEM, SetAttr, Start, XattrMode, posix, walk,
 };
 
 use super::reply::{Bytes, Names, Reply, put, put_reply};
 use super::session::Session;
 use super::state::HIDDEN_PREFIX;
-use ferrite_proto::{FsRequest, Head, Node, NodeAttr, OpenedFile};
+use ferrite_proto::{FsRequest, Head, Node, NodeAttr, OpenedFile, unmasked_mode};
 
 /// A request in execution.
 pub(super) struct RequestHandler<'s> {
@@ -69,6 +69,7 @@ impl<'s> RequestHandler<'s> {
             FsRequest::Mkdir { parent, name, mode } => put(out, id, self.mkdir(parent, name, mode)),
             FsRequest::Symlink { parent, name, target } => put(out, id, self.symlink(parent, name, target)),
             FsRequest::Link { node, parent, name } => put(out, id, self.link(node, parent, name)),
+            FsRequest::CloneTree { node, parent, name } => put(out, id, self.clone_tree(node, parent, name)),
             FsRequest::Unlink { parent, name } => put(out, id, self.unlink(parent, name)),
             FsRequest::Rmdir { parent, name } => put(out, id, self.rmdir(parent, name)),
             FsRequest::Rename {
@@ -260,15 +261,31 @@ impl<'s> RequestHandler<'s> {
         self.fs().readlink(&self.ctx, node.ino).map(Bytes)
     }
 
+    /// The context of a call that makes an inode.
+    fn masking(&self, umask: u32) -> Ctx {
+        Ctx {
+            umask,
+            ..self.ctx.clone()
+        }
+    }
+
     fn mknod(&self, parent: Node, name: &[u8], new: &NewNode) -> Result<NodeAttr> {
         let parent = self.session.hold(parent)?;
-        let attr = self.fs().mknod(&self.ctx, parent.ino, name, new)?;
+        let (mode, umask) = unmasked_mode(new.mode);
+        let new = NewNode { mode, ..*new };
+        let attr = self.fs().mknod(&self.masking(umask), parent.ino, name, &new)?;
         Ok(self.reported(attr))
     }
 
     fn mkdir(&self, parent: Node, name: &[u8], mode: u32) -> Result<NodeAttr> {
         let parent = self.session.hold(parent)?;
-        let attr = self.fs().mkdir(&self.ctx, parent.ino, name, mode)?;
+        let export = &self.session.export;
+        if parent.ino == export.root() && self.fs().takes_snapshots(parent.ino) {
+            // A snapshot would show what is outside of the export.
+            return Err(FsError::AccessDenied);
+        }
+        let (mode, umask) = unmasked_mode(mode);
+        let attr = self.fs().mkdir(&self.masking(umask), parent.ino, name, mode)?;
         Ok(self.reported(attr))
     }
 
@@ -281,6 +298,12 @@ impl<'s> RequestHandler<'s> {
     fn link(&self, node: Node, parent: Node, name: &[u8]) -> Result<NodeAttr> {
         let (node, parent) = (self.session.hold(node)?, self.session.hold(parent)?);
         let attr = self.fs().link(&self.ctx, node.ino, parent.ino, name)?;
+        Ok(self.reported(attr))
+    }
+
+    fn clone_tree(&self, node: Node, parent: Node, name: &[u8]) -> Result<NodeAttr> {
+        let (node, parent) = (self.session.hold(node)?, self.session.hold(parent)?);
+        let attr = self.fs().clone_tree(&self.ctx, node.ino, parent.ino, name)?;
         Ok(self.reported(attr))
     }
 
@@ -327,8 +350,9 @@ impl<'s> RequestHandler<'s> {
     /// Whether the caller may execute a file. A kernel reads a program for a caller that may only execute it, and does
     /// not say so.
     fn may_run(&self, ino: Ino) -> Result<bool> {
-        let attr = self.fs().getattr(SYSTEM, ino)?;
-        Ok(self.is_kernels && posix::may_access(&attr, &self.ctx.cred, posix::Access::EXEC).is_ok())
+        let cred = &self.ctx.cred;
+        let guarded = walk::guarded(self.fs(), self.fs().getattr(SYSTEM, ino)?, cred)?;
+        Ok(self.is_kernels && posix::may_access(&guarded, cred, posix::Access::EXEC).is_ok())
     }
 
     /// Reopens a file. The client opened it before the restart of the server, and may have lost the permission, or the
@@ -349,7 +373,9 @@ impl<'s> RequestHandler<'s> {
     fn create(&self, parent: Node, name: &[u8], new: &NewFile, number: u64) -> Result<OpenedFile> {
         self.session.has_space_for_file()?;
         let parent = self.session.hold(parent)?;
-        let opened = self.fs().create(&self.ctx, parent.ino, name, new)?;
+        let (mode, umask) = unmasked_mode(new.mode);
+        let new = &NewFile { mode, ..*new };
+        let opened = self.fs().create(&self.masking(umask), parent.ino, name, new)?;
         self.opened(opened, new.open, number)
     }
 

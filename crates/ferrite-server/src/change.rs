@@ -18,6 +18,7 @@ use ferrite_vfs::{Ino, SYSTEM};
 
 use super::Inner;
 use super::deferred_reply::Owned;
+use super::lane::Lane;
 use super::leases::{Holder, Touched};
 use super::meter::{Measured, Received};
 use super::reply::begin_reply;
@@ -54,6 +55,7 @@ fn changes_names(request: &Call<'_>) -> bool {
                 | FsRequest::Mkdir { .. }
                 | FsRequest::Symlink { .. }
                 | FsRequest::Link { .. }
+                | FsRequest::CloneTree { .. }
                 | FsRequest::Unlink { .. }
                 | FsRequest::Rmdir { .. }
                 | FsRequest::Rename { .. }
@@ -69,7 +71,8 @@ fn changed_file(request: &Call<'_>) -> Option<u64> {
         Call::File(
             FileRequest::FileSetattr { file, .. }
             | FileRequest::Write { file, .. }
-            | FileRequest::Fallocate { file, .. },
+            | FileRequest::Fallocate { file, .. }
+            | FileRequest::CloneRange { file, .. },
         ) => Some(*file),
         _ => None,
     }
@@ -111,6 +114,11 @@ fn touched_by_call(session: &Session, request: &FsRequest<'_>) -> Option<Vec<Opt
             vec![ino(parent)]
         }
         FsRequest::Link { node, parent, .. } => vec![ino(node), ino(parent)],
+        FsRequest::CloneTree { parent, .. } => vec![ino(parent)],
+        // All of a snapshot.
+        FsRequest::Rmdir { parent, .. } if ino(parent).is_some_and(|dir| session.export.fs().takes_snapshots(dir)) => {
+            return None;
+        }
         FsRequest::Unlink { parent, name }
         | FsRequest::Rmdir { parent, name }
         | FsRequest::Create { parent, name, .. } => vec![ino(parent), named(parent, name)],
@@ -138,11 +146,19 @@ struct Change {
     body: Vec<u8>,
     data: Owned,
     measured: Measured,
+    /// Others go aside until it is made.
+    _cloning: Option<Lane>,
 }
 
 /// Makes a change once no client caches its inodes, and answers it then. A change that is repeated meanwhile is
 /// answered once. One that `is_long` goes to a thread that receives nothing.
-pub(super) fn begin(inner: &Arc<Inner>, session: &Arc<Session>, id: u64, received: Received<'_>, is_long: bool) {
+pub(super) fn begin(
+    inner: &Arc<Inner>,
+    session: &Arc<Session>,
+    id: u64,
+    received: Received<'_>,
+    (is_long, lane): (bool, Option<Lane>),
+) {
     if !session.defer_change(id) {
         return;
     }
@@ -153,6 +169,7 @@ pub(super) fn begin(inner: &Arc<Inner>, session: &Arc<Session>, id: u64, receive
         body: received.body.to_vec(),
         data: received.data.into(),
         measured: received.measured,
+        _cloning: lane.filter(Lane::is_of_clone),
     };
     match is_long {
         true => inner.go_on(Box::new(move || change.begin())),

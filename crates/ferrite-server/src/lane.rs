@@ -1,4 +1,5 @@
-//! Marks of inodes on which a request is at work aside, and the state that such a request holds until it is done.
+//! Marks of inodes on which a request is at work aside, and of stores in which one clones a tree; and the state that
+//! such a request holds until it is done.
 //!
 //! [`Busy`] has the marks of all stores. [`super::aside`] makes them, on receiving threads; [`super::deferred_reply`]
 //! holds them while a worker has the request.
@@ -21,6 +22,9 @@ type Place = (usize, Ino);
 pub(super) struct Busy {
     count: AtomicUsize,
     inodes: Mutex<lock_order::Lane, FxHashMap<Place, usize>>,
+    /// How many trees are being cloned, and in which stores.
+    clones: AtomicUsize,
+    cloning: Mutex<lock_order::Lane, FxHashMap<usize, usize>>,
 }
 
 impl Busy {
@@ -42,7 +46,32 @@ impl Busy {
         Lane {
             of: Arc::clone(this),
             marked,
+            clone_in: None,
         }
+    }
+
+    /// Whether a tree of a store is being cloned.
+    pub(super) fn is_cloning(&self, store: usize) -> bool {
+        self.clones.load(Ordering::Acquire) > 0 && self.cloning.lock().contains_key(&store)
+    }
+
+    /// Marks a store, in which the request clones a tree.
+    pub(super) fn mark_clone(this: &Arc<Busy>, store: usize) -> Lane {
+        *this.cloning.lock().entry(store).or_default() += 1;
+        this.clones.fetch_add(1, Ordering::Release);
+        Lane {
+            of: Arc::clone(this),
+            marked: None,
+            clone_in: Some(store),
+        }
+    }
+}
+
+/// Takes one from a count; none are left if that was the last.
+fn unmark<K: std::hash::Hash + Eq>(counts: &mut FxHashMap<K, usize>, key: &K) {
+    match counts.get_mut(key) {
+        Some(count) if *count > 1 => *count -= 1,
+        _ => drop(counts.remove(key)),
     }
 }
 
@@ -50,19 +79,27 @@ impl Busy {
 pub(super) struct Lane {
     of: Arc<Busy>,
     marked: Option<Place>,
+    /// The store in which the request clones a tree.
+    clone_in: Option<usize>,
+}
+
+impl Lane {
+    /// Whether the request clones a tree.
+    pub(super) fn is_of_clone(&self) -> bool {
+        self.clone_in.is_some()
+    }
 }
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        let Some(place) = self.marked else { return };
-        let mut inodes = self.of.inodes.lock();
-        if let Some(marks) = inodes.get_mut(&place) {
-            *marks -= 1;
-            if *marks == 0 {
-                inodes.remove(&place);
-            }
+        if let Some(place) = self.marked {
+            unmark(&mut self.of.inodes.lock(), &place);
+            self.of.count.fetch_sub(1, Ordering::Release);
         }
-        self.of.count.fetch_sub(1, Ordering::Release);
+        if let Some(store) = self.clone_in {
+            unmark(&mut self.of.cloning.lock(), &store);
+            self.of.clones.fetch_sub(1, Ordering::Release);
+        }
     }
 }
 

@@ -369,7 +369,7 @@ impl Inner {
         match request {
             Request::Immediate(request) => self.handle(session, head, request, out)?,
             Request::Call(Call::Rdma(request)) if request.is_long() => {
-                change::begin(self, session, head.id, received, true);
+                change::begin(self, session, head.id, received, (true, None));
             }
             Request::Call(call) => return Ok(self.ask_engine(session, head, call, received, out)),
         }

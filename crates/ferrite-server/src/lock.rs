@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use ferrite_transport::send_queue::SendQueue;
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest, RecordLock, Unlock};
-use ferrite_vfs::{ClientId, Ctx, FsError, Ino, Result, SYSTEM, posix};
+use ferrite_vfs::{ClientId, Ctx, FsError, Ino, Result, SYSTEM, posix, walk};
 
 use super::reply::put;
 use super::session::{Cancelled, Session};
@@ -39,7 +39,8 @@ fn permit(session: &Session, caller: &Ctx, ino: Ino, kind: LockKind) -> Result<(
         LockKind::Exclusive => posix::Access::WRITE,
     };
     // As on NFS: programs that use `flock` open the file anew for it.
-    posix::may_access(&attr, &caller.cred, wanted).map_err(|_| FsError::BadHandle)
+    let guarded = walk::guarded(session.export.fs(), attr, &caller.cred)?;
+    posix::may_access(&guarded, &caller.cred, wanted).map_err(|_| FsError::BadHandle)
 }
 
 /// Answers a request that does not wait.

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ferrite_checks::ranked::Mutex;
 use ferrite_transport::send_queue::SendQueue;
 use ferrite_vfs::regions::Binding;
-use ferrite_vfs::{FsError, Ino, ROOT_INO, Result, SpaceOf, Unsupported, posix};
+use ferrite_vfs::{FsError, Ino, ROOT_INO, Result, SpaceOf, Unsupported, posix, walk};
 use rustc_hash::FxHashMap;
 
 use super::admission::{Charge, Resource};
@@ -301,7 +301,8 @@ impl Verbs {
         let file = session.hold(node)?;
         if ctx.check {
             let attr = export.fs().getattr(&ctx, file.ino)?;
-            posix::may_access(&attr, &ctx.cred, posix::Access::WRITE)?;
+            let guarded = walk::guarded(export.fs(), attr, &ctx.cred)?;
+            posix::may_access(&guarded, &ctx.cred, posix::Access::WRITE)?;
         }
         let _turn = self.turn.lock();
         // Even if the file could not be sealed, its keys have ended.

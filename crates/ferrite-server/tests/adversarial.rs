@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::bystander::{Bystander, new_file, node};
-use common::raw::{Raw, hello, prefix, root_without_mac};
+use common::raw::{Raw, clone_tree, hello, prefix, root_without_mac};
 use common::{connect, export, make_pool, mount, serve};
 use ferrite_proto::{
     FileRequest, FsRequest, ImmediateRequest, LockingRequest, MAGIC, Node, NodeAttr, OpenedFile, Reader, Request,
@@ -206,6 +206,7 @@ fn arguments_that_no_client_of_ours_sends() {
                     parent: root,
                     name,
                 },
+                clone_tree(file, root, name),
                 FsRequest::Unlink { parent: root, name },
                 FsRequest::Rmdir { parent: root, name },
                 FsRequest::Create {

@@ -314,6 +314,11 @@ fn of_new_names(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
             parent,
             name,
         },
+        "CloneTree" => FsRequest::CloneTree {
+            node: world.large.0,
+            parent,
+            name,
+        },
         "Create" => {
             let (name, file) = (world.large_file().0, world.fresh());
             let new = NewFile {
@@ -576,6 +581,18 @@ fn of_data(world: &mut World, kind: &str, measured: Measured<'_>) -> bool {
                 };
                 measured(&mut world.raw, request.into());
             }
+        }
+        "CloneRange" => {
+            let (name, _) = world.small_file();
+            let (_, clone) = world.opened(&name);
+            let request = FileRequest::CloneRange {
+                file: clone,
+                source: file,
+                source_offset: 0,
+                offset: 0,
+                len_bytes: LARGE_BYTES,
+            };
+            measured(&mut world.raw, request.into());
         }
         "SeekData" => measured(&mut world.raw, FileRequest::SeekData { file, offset }.into()),
         "SeekHole" => measured(&mut world.raw, FileRequest::SeekHole { file, offset }.into()),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::common;
 use crate::common::bystander::{Bystander, new_file, node};
-use crate::common::raw::{Raw, invented, root_without_mac};
+use crate::common::raw::{Raw, clone_tree, invented, root_without_mac};
 use crate::common::{export, make_pool, mount, serve};
 use ferrite_proto::{
     ENTRY_FOLLOWS, Entry, EntryInfo, FileRequest, FsRequest, ImmediateRequest, LISTING_ENDS, Node, NodeAttr,
@@ -129,6 +129,7 @@ fn macs_tokens_and_numbers_of_others() {
                 parent: sub_root.root,
                 name: b"x",
             },
+            clone_tree(node, sub_root.root, b"x"),
             FsRequest::Resolve {
                 root: node,
                 base: node,
@@ -448,6 +449,7 @@ fn a_read_only_export_changes_nothing() {
             parent: root,
             name: b"new",
         },
+        clone_tree(file.node(), root, b"new"),
         FsRequest::Unlink {
             parent: root,
             name: b"file",

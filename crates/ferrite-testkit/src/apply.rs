@@ -16,6 +16,7 @@ macro_rules! demand {
     };
 }
 
+mod clone;
 mod listing;
 
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use ferrite_vfs::{
 };
 
 use self::listing::Listing;
-use crate::ops::{EXPLICIT_TIME_END, Op, Path, SLOTS, Target, name, xattr_name};
+use crate::ops::{EXPLICIT_TIME_END, Op, Path, SLOTS, Target, name, xattr_name, xattr_value};
 use crate::rng::pattern;
 
 /// A broken rule of the contract, in words.
@@ -228,6 +229,10 @@ impl<'a> Runner<'a> {
                 let ino = self.resolve(from)?.ino;
                 self.create(to, |fs, dir, name| fs.link(SYSTEM, ino, dir, name))
             }
+            Op::CloneTree { from, to } => {
+                let ino = self.resolve(from)?.ino;
+                self.create(to, |fs, dir, name| fs.clone_tree(SYSTEM, ino, dir, name))
+            }
             Op::Unlink { path } => self.change_name(path, |fs, dir, name| fs.unlink(SYSTEM, dir, name)),
             Op::Rmdir { path } => self.change_name(path, |fs, dir, name| fs.rmdir(SYSTEM, dir, name)),
             Op::Rename { from, to, mode } => {
@@ -338,6 +343,7 @@ impl<'a> Runner<'a> {
             | Op::Write { .. }
             | Op::Append { .. }
             | Op::Fallocate { .. }
+            | Op::Clone { .. }
             | Op::SeekData { .. }
             | Op::SeekHole { .. }
             | Op::Fsync { .. } => self.data(op),
@@ -423,6 +429,7 @@ impl<'a> Runner<'a> {
                 self.settle_content_change(&after)?;
                 Ok(Outcome::Done)
             }
+            Op::Clone { .. } => self.clone_range(op),
             Op::SeekData { on, offset } => Ok(Outcome::Offset(self.file(on)?.0.seek_data(SYSTEM, *offset)?)),
             Op::SeekHole { on, offset } => Ok(Outcome::Offset(self.file(on)?.0.seek_hole(SYSTEM, *offset)?)),
             Op::Fsync { on } => {
@@ -451,7 +458,7 @@ impl<'a> Runner<'a> {
                 &xattr_name(*name),
             )?)),
             Op::Setxattr { name, len, mode, .. } => {
-                let value = pattern(1 + *len as u32, *len);
+                let value = xattr_value(*name, *len);
                 let result = self.fs.setxattr(SYSTEM, before.ino, &xattr_name(*name), &value, *mode);
                 self.judge(before, result.is_ok())?;
                 result?;
@@ -601,12 +608,12 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Sets times that the contract leaves open (whether a read of nothing moves `atime`).
+    /// Sets times that the contract leaves open (whether a read of nothing moves `atime`). Those in a snapshot stay.
     fn settle_times(&self, ino: Ino, set: SetAttr) -> Step<()> {
-        self.fs
-            .setattr(SYSTEM, ino, &set)
-            .map(drop)
-            .map_err(|error| Stop::Violation(format!("setting times: {error}")))
+        match self.fs.setattr(SYSTEM, ino, &set) {
+            Ok(_) | Err(FsError::ReadOnly) => Ok(()),
+            Err(error) => Err(Stop::Violation(format!("setting times: {error}"))),
+        }
     }
 
     /// After `fallocate`: the contract leaves open whether it moves `mtime` when no byte changes, and whether it clears

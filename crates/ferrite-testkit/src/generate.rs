@@ -2,14 +2,15 @@
 //!
 //! Invariants: a sequence is fixed by (profile, seed), and a shorter one is a prefix of a longer one. The generator
 //! never sees an outcome (the sequence would then depend on the engine); it keeps a guess of the tree instead
-//! ([`Guess`]), so that most operations find something they can work on, and the rest test the errors.
+//! ([`guess::Guess`]), so that most operations find something they can work on, and the rest test the errors.
 
-use std::collections::BTreeMap;
+mod guess;
 
 use ferrite_vfs::{FallocateMode, FileKind, NewNode, OpenMode, RenameMode, SetAttr, SetTime, Timestamp, XattrMode};
 
-use crate::ops::{EXPLICIT_TIME_END, FAR, NAMES, Op, PAGE, Path, SLOTS, Target};
+use crate::ops::{EXPLICIT_TIME_END, FAR, NAMES, Op, PAGE, Path, SLOTS, SNAPSHOTS, Target};
 use crate::rng::Rng;
+use guess::Guess;
 
 /// The operations that a sequence favours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,89 +50,6 @@ impl Profile {
             Profile::SmallFiles => [25, 5, 45, 6, 6, 5, 6, 2],
             Profile::Renames => [40, 45, 3, 0, 3, 0, 4, 5],
             Profile::Unaligned => [4, 1, 75, 15, 1, 0, 4, 0],
-        }
-    }
-}
-
-/// The probable state of the tree.
-#[derive(Debug, Default)]
-struct Guess {
-    nodes: BTreeMap<Path, FileKind>,
-    /// Attributes set recently: where, and which.
-    xattrs: Vec<(Target, u8)>,
-    open: [bool; SLOTS as usize],
-    listing: [bool; SLOTS as usize],
-}
-
-impl Guess {
-    fn is_dir(&self, path: &Path) -> bool {
-        path.0.is_empty() || self.nodes.get(path) == Some(&FileKind::Directory)
-    }
-
-    fn is_empty(&self, path: &Path) -> bool {
-        !self
-            .nodes
-            .keys()
-            .any(|other| other.0.len() > path.0.len() && other.0.starts_with(&path.0))
-    }
-
-    fn create(&mut self, path: &Path, kind: FileKind) {
-        let parent = Path(path.0[..path.0.len().saturating_sub(1)].to_vec());
-        if self.is_dir(&parent) && !self.nodes.contains_key(path) {
-            self.nodes.insert(path.clone(), kind);
-        }
-    }
-
-    fn rename(&mut self, from: &Path, to: &Path) {
-        let parent = Path(to.0[..to.0.len().saturating_sub(1)].to_vec());
-        if !self.nodes.contains_key(from) || !self.is_dir(&parent) || to.0.starts_with(&from.0) || !self.is_empty(to) {
-            return;
-        }
-        let moved: Vec<_> = self
-            .nodes
-            .keys()
-            .filter(|path| path.0.starts_with(&from.0))
-            .cloned()
-            .collect();
-        for path in moved {
-            let kind = self.nodes.remove(&path).unwrap_or(FileKind::File);
-            self.nodes
-                .insert(Path([&to.0[..], &path.0[from.0.len()..]].concat()), kind);
-        }
-    }
-
-    fn follow(&mut self, op: &Op) {
-        match op {
-            Op::Mknod { path, node, .. } => self.create(path, node.kind),
-            Op::Mkdir { path, .. } => self.create(path, FileKind::Directory),
-            Op::Symlink { path, .. } => self.create(path, FileKind::Symlink),
-            Op::Link { from, to } => match self.nodes.get(from).copied() {
-                Some(FileKind::Directory) | None => {}
-                Some(kind) => self.create(to, kind),
-            },
-            Op::Unlink { path } if !self.is_dir(path) => drop(self.nodes.remove(path)),
-            Op::Rmdir { path } if self.is_dir(path) && self.is_empty(path) => drop(self.nodes.remove(path)),
-            Op::Rename {
-                from,
-                to,
-                mode: RenameMode::Replace,
-            } => self.rename(from, to),
-            Op::Rename {
-                from,
-                to,
-                mode: RenameMode::NoReplace,
-            } if !self.nodes.contains_key(to) => self.rename(from, to),
-            Op::Open { path, slot, .. } | Op::Pin { path, slot } => {
-                self.open[*slot as usize] = self.nodes.contains_key(path);
-            }
-            Op::Close { slot } => self.open[*slot as usize] = false,
-            Op::Setxattr { on, name, .. } => {
-                self.xattrs.truncate(8);
-                self.xattrs.insert(0, (on.clone(), *name));
-            }
-            Op::ListBegin { slot, .. } => self.listing[*slot as usize] = true,
-            Op::ListEnd { slot } => self.listing[*slot as usize] = false,
-            _ => {}
         }
     }
 }
@@ -400,6 +318,11 @@ impl OpGenerator {
                 path,
                 len: *self.rng.pick(&[1, 5, 40, 100, 255, 1000, 4095]),
             },
+            12 if self.rng.chance(60) => Op::CloneTree {
+                from: self.known(|_| true),
+                to: path,
+            },
+            13 if self.rng.chance(30) => self.snapshots(user),
             12 | 13 => Op::Link {
                 from: self.known(|kind| kind != FileKind::Directory),
                 to: path,
@@ -412,6 +335,25 @@ impl OpGenerator {
             },
             _ => Op::Lookup {
                 path: self.known(|_| true),
+            },
+        }
+    }
+
+    /// Takes or removes a snapshot, or makes or removes the directory for that.
+    fn snapshots(&mut self, user: u32) -> Op {
+        let mut path = self.directory();
+        path.0.truncate(1);
+        path.0.push(SNAPSHOTS);
+        let is_there = self.guess.nodes.contains_key(&path);
+        if is_there && self.rng.chance(90) {
+            path.0.push(self.rng.below(3) as u8);
+        }
+        match is_there && self.rng.chance(30) {
+            true => Op::Rmdir { path },
+            false => Op::Mkdir {
+                path,
+                mode: self.mode(),
+                user,
             },
         }
     }
@@ -475,6 +417,9 @@ impl OpGenerator {
             self.len().max(1) as u64
         };
         let keep_size = self.rng.chance(50);
+        if self.rng.chance(25) {
+            return self.clone(on);
+        }
         match self.rng.below(10) {
             0 | 1 => Op::Fallocate {
                 on,
@@ -499,6 +444,29 @@ impl OpGenerator {
             },
             6 | 7 => Op::SeekData { on, offset },
             _ => Op::SeekHole { on, offset },
+        }
+    }
+
+    fn clone(&mut self, on: Target) -> Op {
+        // Now and then of the same file, of parts of pages, and of more than there is.
+        let source = if self.rng.chance(10) { on.clone() } else { self.target() };
+        let unit = if self.rng.chance(5) { 1 } else { PAGE };
+        let rounded = |bytes: u64| bytes / unit * unit;
+        let source_offset = if self.rng.chance(50) { 0 } else { rounded(self.offset()) };
+        Op::Clone {
+            source,
+            source_offset,
+            on,
+            offset: if self.rng.chance(50) {
+                source_offset
+            } else {
+                rounded(self.offset())
+            },
+            len: match self.rng.below(3) {
+                // To the end of most files, and not more than one write takes.
+                0 => 1 << 20,
+                _ => rounded(self.len() as u64 + PAGE),
+            },
         }
     }
 
@@ -538,12 +506,12 @@ impl OpGenerator {
             1..=4 => Target::At(self.directory()),
             _ => self.target(),
         };
-        let name = self.rng.below(5) as u8;
+        let name = self.rng.below(7) as u8;
         let (set_on, set_name) = match &self.guess.xattrs[..] {
             [] => (on.clone(), name),
             set => self.rng.pick(set).clone(),
         };
-        match self.rng.below(10) {
+        match self.rng.below(11) {
             0..=2 => {
                 let len = *self.rng.pick(&[0, 1, 20, 100, 300, 1000, 4000, 10_000]);
                 let mode = *self.rng.pick(&[XattrMode::Any, XattrMode::Any, XattrMode::Create]);
@@ -561,7 +529,7 @@ impl OpGenerator {
                 name: set_name,
             },
             7 => Op::Listxattr { on: set_on },
-            8 => Op::Removexattr {
+            8 | 9 => Op::Removexattr {
                 on: set_on,
                 name: set_name,
             },

@@ -15,6 +15,7 @@
 //! the contract leaves a choice, the check accepts every choice, and its comment says so.
 #![forbid(unsafe_code)]
 
+pub mod acl;
 pub mod apply;
 pub mod generate;
 pub mod growth;

@@ -5,7 +5,10 @@
 
 use std::fmt;
 
-use ferrite_vfs::{FallocateMode, NewNode, OpenMode, RenameMode, SetAttr, Timestamp, XattrMode};
+use ferrite_vfs::{FallocateMode, NewNode, OpenMode, RenameMode, SetAttr, Timestamp, XattrMode, acl};
+
+use crate::acl::acl_of;
+use crate::rng::pattern;
 
 /// Slots for open handles, pins and running listings (separate arrays).
 pub const SLOTS: u8 = 6;
@@ -20,8 +23,14 @@ pub const EXPLICIT_TIME_END: Timestamp = Timestamp(1_000_000_000 * 1_000_000_000
 /// Number of names.
 pub const NAMES: usize = 12;
 
+/// The index of the name of directories of snapshots, which few operations use.
+pub const SNAPSHOTS: u8 = u8::MAX;
+
 /// The name with this index: short ones, ones of bytes that are not UTF-8, and two of the maximum length.
 pub fn name(index: u8) -> Vec<u8> {
+    if index == SNAPSHOTS {
+        return ferrite_vfs::SNAPSHOTS_NAME.to_vec();
+    }
     match index as usize % NAMES {
         8 => b"with space\xff\x01".to_vec(),
         9 => "\u{e9}\u{4e2d}\u{6587}".as_bytes().to_vec(),
@@ -33,12 +42,22 @@ pub fn name(index: u8) -> Vec<u8> {
 
 /// The extended-attribute name with this index.
 pub fn xattr_name(index: u8) -> Vec<u8> {
-    match index % 5 {
+    match index % 7 {
         0 => b"user.a".to_vec(),
         1 => b"user.b".to_vec(),
         2 => b"trusted.c".to_vec(),
         3 => b"security.capability".to_vec(),
+        4 => acl::ACCESS.to_vec(),
+        5 => acl::DEFAULT.to_vec(),
         _ => [b"user.".to_vec(), vec![b'n'; ferrite_vfs::XATTR_NAME_MAX - 5]].concat(),
+    }
+}
+
+/// A value of about this length for the extended attribute with this index.
+pub fn xattr_value(index: u8, len: usize) -> Vec<u8> {
+    match acl::is_acl(&xattr_name(index)) {
+        true => acl_of(len),
+        false => pattern(1 + len as u32, len),
     }
 }
 
@@ -88,6 +107,11 @@ pub enum Op {
         len: usize,
     },
     Link {
+        from: Path,
+        to: Path,
+    },
+    /// Clones a file or a tree.
+    CloneTree {
         from: Path,
         to: Path,
     },
@@ -151,6 +175,14 @@ pub enum Op {
     Fallocate {
         on: Target,
         mode: FallocateMode,
+        offset: u64,
+        len: u64,
+    },
+    /// Clones whole pages, by one call of the engine or one write.
+    Clone {
+        source: Target,
+        source_offset: u64,
+        on: Target,
         offset: u64,
         len: u64,
     },

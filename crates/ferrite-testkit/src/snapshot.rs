@@ -7,7 +7,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{Hash, Hasher};
 
-use ferrite_vfs::{FileKind, FileSystem, FsError, Ino, OpenMode, ROOT_INO, Result, SYSTEM};
+use ferrite_vfs::{FileKind, FileSystem, FsError, Ino, OpenMode, ROOT_INO, Result, SNAPSHOTS_NAME, SYSTEM};
 
 use crate::apply::CanonAttr;
 
@@ -44,6 +44,12 @@ impl Snapshot {
                 entries.push((entry.name.to_vec(), entry.kind, entry.ino));
                 true
             })?;
+            // Listings leave out the directory of snapshots.
+            if let Ok(hidden) = fs.lookup(SYSTEM, dir, SNAPSHOTS_NAME)
+                && !entries.iter().any(|(name, ..)| name == SNAPSHOTS_NAME)
+            {
+                entries.push((SNAPSHOTS_NAME.to_vec(), hidden.kind, hidden.ino));
+            }
             for (name, kind, ino) in entries {
                 let child = [&path[..], b"/", &name].concat();
                 if kind == FileKind::Directory {

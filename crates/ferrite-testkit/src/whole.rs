@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use ferrite_vfs::{
     Cred, Ctx, FallocateMode, FileKind, FileSystem, Ino, NewFile, NewNode, OpenMode, Position, ROOT_INO, RenameMode,
-    Result, SYSTEM, SetAttr, WriteMode, XattrMode,
+    Result, SYSTEM, SetAttr, WriteMode, XattrMode, copy_range,
 };
 
 use crate::rng::pattern;
@@ -140,6 +140,11 @@ fn of_ranges() -> Vec<Call> {
         apart("allocate in a tiny file", |fs, ctx| {
             let file = fs.open(SYSTEM, ino(fs, "tiny")?, OpenMode::read_write())?;
             file.fallocate(ctx, FallocateMode::Allocate { keep_size: KEEP }, 50, 60_000)
+        }),
+        apart("clone a long file", |fs, ctx| {
+            let source = fs.open(SYSTEM, ino(fs, "long")?, OpenMode::read_only())?;
+            let file = fs.open(SYSTEM, ino(fs, "small")?, OpenMode::read_write())?;
+            copy_range(ctx, (&*source, 0), (&*file, 0), LONG_BYTES).map(drop)
         }),
         apart("zero a tiny file over its end", |fs, ctx| {
             let file = fs.open(SYSTEM, ino(fs, "tiny")?, OpenMode::read_write())?;

@@ -130,6 +130,9 @@ pub struct Ctx {
     pub client: ClientId,
     /// How long the call may wait for something unreachable.
     pub waits: Waits,
+    /// The bits that a new inode does not get of the mode in the call, unless its directory has a default access
+    /// control list. 0 for callers that have applied their mask.
+    pub umask: u32,
 }
 
 /// An operation by the program itself: as root, unchecked.
@@ -141,6 +144,7 @@ pub const SYSTEM: &Ctx = &Ctx {
     token: None,
     client: ClientId::LOCAL,
     waits: Waits::FOREVER,
+    umask: 0,
 };
 
 impl Ctx {
@@ -154,6 +158,7 @@ impl Ctx {
             token: None,
             client: ClientId::LOCAL,
             waits: Waits::FOREVER,
+            umask: 0,
         }
     }
 
@@ -167,6 +172,7 @@ impl Ctx {
             token: None,
             client: ClientId::LOCAL,
             waits: Waits::FOREVER,
+            umask: 0,
         }
     }
 

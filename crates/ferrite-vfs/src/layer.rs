@@ -9,8 +9,8 @@ use std::sync::Arc;
 use crate::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use crate::regions::Regions;
 use crate::{
-    Attr, Ctx, DirEntry, FallocateMode, FileSystem, Ino, Limits, NewFile, NewNode, OpenFile, OpenFlags, OpenMode,
-    Opened, RenameMode, Result, SetAttr, Start, StatFs, WriteMode, Written, XattrMode,
+    Attr, CloneRange, Ctx, DirEntry, FallocateMode, FileSystem, Ino, Limits, NewFile, NewNode, OpenFile, OpenFileId,
+    OpenFlags, OpenMode, Opened, RenameMode, Result, SetAttr, Start, StatFs, WriteMode, Written, XattrMode,
 };
 
 /// A listing's receiver, see [`FileSystem::readdir`].
@@ -75,6 +75,7 @@ layer! {
     mkdir(ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Result<Attr>;
     symlink(ctx: &Ctx, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr>;
     link(ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr>;
+    clone_tree(ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr>;
     unlink(ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()>;
     rmdir(ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()>;
     rename(ctx: &Ctx, parent: Ino, name: &[u8], new_parent: Ino, new_name: &[u8], mode: RenameMode) -> Result<()>;
@@ -103,11 +104,13 @@ layer! {
     /// An open file on top of another. Submitted requests run through the layer's own reads and writes.
     FileLayer over OpenFile;
     ino() -> Ino;
+    id() -> OpenFileId;
     getattr(ctx: &Ctx) -> Result<Attr>;
     setattr(ctx: &Ctx, set: &SetAttr) -> Result<Attr>;
     read_at(ctx: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize>;
     write(ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written>;
     fallocate(ctx: &Ctx, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
+    clone_range(ctx: &Ctx, range: &CloneRange) -> Result<Written>;
     seek_data(ctx: &Ctx, offset: u64) -> Result<u64>;
     seek_hole(ctx: &Ctx, offset: u64) -> Result<u64>;
     fsync(ctx: &Ctx) -> Result<()>;

@@ -17,7 +17,10 @@
 //! own locks, those for permissions if the call's [`Ctx`] asks. A kernel checks for its mounts itself.
 #![forbid(unsafe_code)]
 
+pub mod acl;
 mod cache_lease;
+mod clone;
+mod copy;
 mod ctx;
 pub mod dedup;
 mod error;
@@ -26,6 +29,7 @@ pub mod latency;
 mod layer;
 pub mod locks;
 pub mod memfs;
+mod mode;
 pub mod posix;
 mod random;
 pub mod regions;
@@ -38,6 +42,8 @@ mod waits;
 pub mod workers;
 
 pub use cache_lease::{CacheLeases, RecallHandler};
+pub use clone::{CLONE_UNIT_BYTES, CloneRange, OpenFileId};
+pub use copy::{copy_data, copy_range};
 pub use ctx::{ClientId, Cred, Ctx, Groups, SYSTEM};
 pub use dedup::{DedupToken, Outcome};
 pub use error::{BadArgument, Corruption, ErrorCode, FileBytes, FsError, Result, SessionsOf, SpaceOf, Unsupported};

@@ -1,60 +1,54 @@
 //! The rules POSIX and Linux tie to operations, as pure functions: permissions, ownership, setuid and setgid,
 //! access times. Engines and [`crate::Vfs`] call them, so that each rule exists once.
 
+use crate::acl::{self, Acl};
+pub use crate::mode::{Access, S_ISGID, S_ISUID};
+use crate::mode::{S_IRWXG, S_ISVTX, S_IXGRP};
 use crate::{
     Attr, BadArgument, Cred, FileKind, FsError, NAME_MAX, OpenMode, RenameMode, Result, SetAttr, SetTime, Timestamp,
     Unsupported, XATTR_LIST_MAX, XATTR_SPACE_BYTES,
 };
 
-/// The file runs with its owner's rights.
-pub const S_ISUID: u32 = 0o4000;
-/// The file runs with its group's rights; of a directory: new entries get its group.
-pub const S_ISGID: u32 = 0o2000;
 /// The extended attribute with the capabilities of those who run a file.
 pub const CAPABILITY: &[u8] = b"security.capability";
-const S_ISVTX: u32 = 0o1000;
-const S_IXGRP: u32 = 0o010;
 const DAY_NS: i64 = 86_400 * 1_000_000_000;
 
 /// The id of no user and no group: `chown(2)` means "no change" with it, a kernel "an unknown user".
 pub const NO_ID: u32 = u32::MAX;
 
-/// The permissions that an access check asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Access {
-    /// Read the content, or list the directory.
-    pub read: bool,
-    /// Change the content, or the directory's entries.
-    pub write: bool,
-    /// Execute, or search the directory.
-    pub exec: bool,
+/// An inode as the rules about permissions see it: its attributes, and its access control list if that matters to the
+/// caller.
+#[derive(Debug, Clone)]
+pub struct Guarded {
+    /// Its attributes.
+    pub attr: Attr,
+    acl: Option<Acl>,
 }
 
-impl Access {
-    /// Reading.
-    pub const READ: Access = Access {
-        read: true,
-        write: false,
-        exec: false,
-    };
-    /// Writing.
-    pub const WRITE: Access = Access {
-        read: false,
-        write: true,
-        exec: false,
-    };
-    /// Executing or searching.
-    pub const EXEC: Access = Access {
-        read: false,
-        write: false,
-        exec: true,
-    };
-    /// Changing a directory's entries.
-    pub const WRITE_EXEC: Access = Access {
-        read: false,
-        write: true,
-        exec: true,
-    };
+impl Guarded {
+    /// The inode for this caller. `acl` reads the attribute [`acl::ACCESS`]; it is called only if the list decides: not
+    /// for root and the owner, and not if the mode gives the group nothing, as in Linux.
+    ///
+    /// # Errors
+    /// Those of `acl`, and damage of the list.
+    pub fn of(attr: Attr, cred: &Cred, acl: impl FnOnce() -> Result<Option<Vec<u8>>>) -> Result<Guarded> {
+        let decides = !cred.is_root() && attr.uid != cred.uid && attr.mode & S_IRWXG != 0;
+        let value = match decides && attr.kind != FileKind::Symlink {
+            true => acl()?,
+            false => None,
+        };
+        let damaged = |_| FsError::damaged(attr.ino, "its access control list cannot be read; set it anew");
+        let acl = value.map(|value| Acl::decode(&value).map_err(damaged)).transpose()?;
+        Ok(Guarded {
+            attr,
+            acl: acl.flatten(),
+        })
+    }
+
+    /// An inode that has no access control list, or whose list does not count.
+    pub fn by_mode(attr: Attr) -> Guarded {
+        Guarded { attr, acl: None }
+    }
 }
 
 /// Checks one path component: 1 to 255 bytes, without `/` and NUL, neither `.` nor `..`.
@@ -126,34 +120,26 @@ pub fn takes_capability(set: &SetAttr) -> bool {
     set.size.is_some() || set.uid.is_some() || set.gid.is_some() || set.kill_priv
 }
 
-/// Checks permission bits: owner, then group, then others. Root may do anything except execute a file without any
-/// execute bit.
-pub fn may_access(attr: &Attr, cred: &Cred, want: Access) -> Result<()> {
-    if cred.is_root() {
-        let runnable = attr.kind == FileKind::Directory || attr.mode & 0o111 != 0;
-        return if want.exec && !runnable {
-            Err(FsError::AccessDenied)
-        } else {
-            Ok(())
-        };
-    }
-    let shift = match () {
-        () if attr.uid == cred.uid => 6,
-        () if cred.in_group(attr.gid) => 3,
-        () => 0,
+/// Checks permissions: of the owner, then by the access control list, or of the group, then of the rest. Root may do
+/// anything except execute a file without any execute bit.
+pub fn may_access(node: &Guarded, cred: &Cred, want: Access) -> Result<()> {
+    let attr = &node.attr;
+    let wanted = want.bits();
+    let may = match &node.acl {
+        _ if cred.is_root() => !want.exec || attr.kind == FileKind::Directory || attr.mode & 0o111 != 0,
+        _ if attr.uid == cred.uid => attr.mode >> 6 & wanted == wanted,
+        Some(acl) => acl.permits(attr.gid, cred, want),
+        None if cred.in_group(attr.gid) => attr.mode >> 3 & wanted == wanted,
+        None => attr.mode & wanted == wanted,
     };
-    let wanted = u32::from(want.read) * 4 + u32::from(want.write) * 2 + u32::from(want.exec);
-    if attr.mode >> shift & wanted == wanted {
-        Ok(())
-    } else {
-        Err(FsError::AccessDenied)
-    }
+    if may { Ok(()) } else { Err(FsError::AccessDenied) }
 }
 
 /// Whether `cred` may remove or rename `victim`, an entry of `dir`. It needs write permission on the directory, and in
 /// a sticky directory it must own one of the two.
-pub fn may_delete(dir: &Attr, victim: &Attr, cred: &Cred) -> Result<()> {
+pub fn may_delete(dir: &Guarded, victim: &Attr, cred: &Cred) -> Result<()> {
     may_access(dir, cred, Access::WRITE_EXEC)?;
+    let dir = &dir.attr;
     let sticky = dir.mode & S_ISVTX != 0;
     if sticky && !cred.is_root() && cred.uid != dir.uid && cred.uid != victim.uid {
         return Err(FsError::NotPermitted);
@@ -174,7 +160,8 @@ pub fn check_owner(set: &SetAttr) -> Result<()> {
 /// (root's too, as on Linux), and so does a truncate by any other user than root. A chmod by a non-member of the group
 /// drops setgid (of directories too, as the kernel does for a mount). A symbolic link itself has no mode to change. A
 /// caller that has the file open for writing may set its size.
-pub fn may_setattr(attr: &Attr, cred: &Cred, set: &SetAttr, opened_for_writing: bool) -> Result<SetAttr> {
+pub fn may_setattr(node: &Guarded, cred: &Cred, set: &SetAttr, opened_for_writing: bool) -> Result<SetAttr> {
+    let attr = &node.attr;
     let mut set = *set;
     if set.size.is_some() {
         match attr.kind {
@@ -209,7 +196,7 @@ pub fn may_setattr(attr: &Attr, cred: &Cred, set: &SetAttr, opened_for_writing: 
     }
     if set.size.is_some() {
         if !opened_for_writing {
-            may_access(attr, cred, Access::WRITE)?;
+            may_access(node, cred, Access::WRITE)?;
         }
         set.kill_priv |= !cred.is_root() && set.mode.is_none();
     }
@@ -217,7 +204,7 @@ pub fn may_setattr(attr: &Attr, cred: &Cred, set: &SetAttr, opened_for_writing: 
         let both_now = set.atime == Some(SetTime::Now) && set.mtime == Some(SetTime::Now);
         match time {
             _ if owner => {}
-            SetTime::Now if both_now || set.size.is_some() => may_access(attr, cred, Access::WRITE)?,
+            SetTime::Now if both_now || set.size.is_some() => may_access(node, cred, Access::WRITE)?,
             _ => return Err(FsError::NotPermitted),
         }
     }
@@ -225,15 +212,15 @@ pub fn may_setattr(attr: &Attr, cred: &Cred, set: &SetAttr, opened_for_writing: 
 }
 
 /// Checks whether `cred` may search `dir`: `NotDirectory` if it is no directory.
-pub fn may_search(dir: &Attr, cred: &Cred) -> Result<()> {
-    if dir.kind != FileKind::Directory {
+pub fn may_search(dir: &Guarded, cred: &Cred) -> Result<()> {
+    if dir.attr.kind != FileKind::Directory {
         return Err(FsError::NotDirectory);
     }
     may_access(dir, cred, Access::EXEC)
 }
 
 /// Checks whether `cred` may add a name to `dir`. Every caller that may search learns that a name is taken.
-pub fn may_create(dir: &Attr, cred: &Cred, taken: bool) -> Result<()> {
+pub fn may_create(dir: &Guarded, cred: &Cred, taken: bool) -> Result<()> {
     may_search(dir, cred)?;
     if taken {
         return Err(FsError::Exists);
@@ -250,14 +237,14 @@ pub fn may_mknod(kind: FileKind, cred: &Cred) -> Result<()> {
 }
 
 /// Checks whether `cred` may open a file like this.
-pub fn may_open(file: &Attr, cred: &Cred, mode: OpenMode) -> Result<()> {
+pub fn may_open(file: &Guarded, cred: &Cred, mode: OpenMode) -> Result<()> {
     let want = Access {
         read: mode.read,
         write: mode.changes(),
         exec: false,
     };
     may_access(file, cred, want)?;
-    if mode.no_atime && !cred.is_root() && cred.uid != file.uid {
+    if mode.no_atime && !cred.is_root() && cred.uid != file.attr.uid {
         return Err(FsError::NotPermitted);
     }
     Ok(())
@@ -267,25 +254,25 @@ pub fn may_open(file: &Attr, cred: &Cred, mode: OpenMode) -> Result<()> {
 #[derive(Debug, Clone, Copy)]
 pub struct RenameSide<'a> {
     /// The directory.
-    pub dir: &'a Attr,
+    pub dir: &'a Guarded,
     /// The inode that the name leads to.
-    pub entry: Option<&'a Attr>,
+    pub entry: Option<&'a Guarded>,
 }
 
 /// Checks whether `cred` may rename the existing entry at `from` to `to`, where another entry or nothing is. A
 /// directory that moves changes its `..`, so it must be writable itself.
 pub fn may_rename(from: RenameSide<'_>, to: RenameSide<'_>, cred: &Cred, mode: RenameMode) -> Result<()> {
     let moved = from.entry.ok_or(FsError::NotFound)?;
-    may_delete(from.dir, moved, cred)?;
+    may_delete(from.dir, &moved.attr, cred)?;
     match to.entry {
-        Some(victim) => may_delete(to.dir, victim, cred)?,
+        Some(victim) => may_delete(to.dir, &victim.attr, cred)?,
         None => may_access(to.dir, cred, Access::WRITE_EXEC)?,
     }
-    if from.dir.ino != to.dir.ino {
+    if from.dir.attr.ino != to.dir.attr.ino {
         let exchanged = to.entry.filter(|_| mode == RenameMode::Exchange);
-        for attr in [Some(moved), exchanged].into_iter().flatten() {
-            if attr.kind == FileKind::Directory {
-                may_access(attr, cred, Access::WRITE)?;
+        for node in [Some(moved), exchanged].into_iter().flatten() {
+            if node.attr.kind == FileKind::Directory {
+                may_access(node, cred, Access::WRITE)?;
             }
         }
     }
@@ -304,9 +291,10 @@ pub fn xattrs_fit<'x>(attributes: impl Iterator<Item = (&'x [u8], &'x [u8])>) ->
 }
 
 /// The rules of xattr(7): `user.` needs access to the content of a file or directory (in a sticky one, ownership),
-/// `trusted.` needs root. `system.` (access control lists) is not supported.
-pub fn may_xattr(attr: &Attr, cred: &Cred, name: &[u8], want: Access) -> Result<()> {
+/// `trusted.` needs root. Everyone reads access control lists, which only the owner sets.
+pub fn may_xattr(node: &Guarded, cred: &Cred, name: &[u8], want: Access) -> Result<()> {
     check_xattr_name(name)?;
+    let attr = &node.attr;
     let refused = if want.write {
         FsError::NotPermitted
     } else {
@@ -321,8 +309,9 @@ pub fn may_xattr(attr: &Attr, cred: &Cred, name: &[u8], want: Access) -> Result<
                 FileKind::File | FileKind::Directory => {}
                 _ => return Err(refused),
             }
-            may_access(attr, cred, want)
+            may_access(node, cred, want)
         }
+        b"system" if want.write && !cred.is_root() && cred.uid != attr.uid => Err(refused),
         b"trusted" if !cred.is_root() => Err(refused),
         b"security" if want.write && !cred.is_root() => Err(refused),
         _ => Ok(()),
@@ -345,11 +334,13 @@ pub fn relatime_due(atime: Timestamp, mtime: Timestamp, ctime: Timestamp, now: T
     atime <= mtime || atime <= ctime || now.0.saturating_sub(atime.0) >= DAY_NS
 }
 
-/// Checks the name of an extended attribute: one of the namespaces `user`, `trusted` and `security`, and a name in it.
-/// `system` holds POSIX ACLs, which are not supported and must not pass for plain attributes: a kernel would enforce
-/// them.
+/// Checks the name of an extended attribute: an access control list, or one of the namespaces `user`, `trusted` and
+/// `security` and a name in it. The rest of `system` belongs to kernels.
 pub fn check_xattr_name(name: &[u8]) -> Result<()> {
     const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
+    if acl::is_acl(name) {
+        return Ok(());
+    }
     match NAMESPACES.iter().find_map(|namespace| name.strip_prefix(*namespace)) {
         None => Err(FsError::NotSupported(Unsupported::AttributeNamespace)),
         Some(b"") => Err(FsError::Invalid(BadArgument::BareNamespace)),

@@ -10,6 +10,9 @@ pub type Ino = u64;
 
 /// The inode number of the root directory.
 pub const ROOT_INO: Ino = 1;
+
+/// The name of the directory that has the snapshots of the directory it is in, see [`crate::FileSystem::mkdir`].
+pub const SNAPSHOTS_NAME: &[u8] = b".snapshots";
 /// Longest name of one directory entry, in bytes.
 pub const NAME_MAX: usize = 255;
 /// Longest path or symbolic-link target, in bytes, with the terminating zero C counts.

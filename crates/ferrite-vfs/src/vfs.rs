@@ -11,7 +11,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::fs::walk::{check_path, is_dots, retry, split};
+use crate::fs::walk::{check_path, guarded, is_dots, retry, split};
 use crate::locks::{LockRequest, Wait, wait_for};
 use crate::posix::{self, Access};
 use crate::{
@@ -220,7 +220,7 @@ impl Vfs {
             other => other?,
         };
         if is_dots(place.name) {
-            posix::may_search(&place.parent, self.cred())?;
+            self.may_search(&place.parent)?;
             return Err(FsError::Exists);
         }
         if place.needs_dir && !makes_dir {
@@ -241,9 +241,17 @@ impl Vfs {
         self.fs.resolve(&self.unpinned_ctx(), &self.start, path, follow)
     }
 
+    fn may_search(&self, dir: &Attr) -> Result<()> {
+        posix::may_search(&guarded(&*self.fs, *dir, self.cred())?, self.cred())
+    }
+
+    fn may_access(&self, attr: Attr, want: Access) -> Result<()> {
+        posix::may_access(&guarded(&*self.fs, attr, self.cred())?, self.cred(), want)
+    }
+
     /// Whether the caller may use the file at `path` in these ways.
     pub fn access(&self, path: &[u8], want: Access) -> Result<()> {
-        posix::may_access(&self.stat(path, true)?, self.cred(), want)
+        self.may_access(self.stat(path, true)?, want)
     }
 
     /// Opens a regular file, and creates it if `flags.create` is set.
@@ -301,6 +309,14 @@ impl Vfs {
             .link(&self.unpinned_ctx(), file.ino, place.parent.ino, place.name)
     }
 
+    /// Clones a file or a tree: [`FileSystem::clone_tree`]. A symbolic link is not followed.
+    pub fn clone_tree(&self, original: &[u8], clone: &[u8]) -> Result<Attr> {
+        let source = self.target(original, false)?;
+        let place = self.new_place(clone, true)?;
+        self.fs
+            .clone_tree(&self.unpinned_ctx(), source.ino, place.parent.ino, place.name)
+    }
+
     /// Removes a name that is not a directory.
     pub fn unlink(&self, path: &[u8]) -> Result<()> {
         let place = match self.place(path) {
@@ -309,7 +325,7 @@ impl Vfs {
             other => other?,
         };
         if is_dots(place.name) {
-            posix::may_search(&place.parent, self.cred())?;
+            self.may_search(&place.parent)?;
             return Err(FsError::IsDirectory);
         }
         if place.needs_dir {
@@ -326,7 +342,7 @@ impl Vfs {
     pub fn rmdir(&self, path: &[u8]) -> Result<()> {
         let place = self.place(path)?;
         if is_dots(place.name) {
-            posix::may_search(&place.parent, self.cred())?;
+            self.may_search(&place.parent)?;
         }
         match place.name {
             b"." => Err(FsError::Invalid(BadArgument::DotOrDotDot)),
@@ -398,7 +414,7 @@ impl Vfs {
         if attr.kind != FileKind::Directory {
             return Err(FsError::NotDirectory);
         }
-        posix::may_access(&attr, self.cred(), Access::READ)?;
+        self.may_access(attr, Access::READ)?;
         Ok(dir)
     }
 

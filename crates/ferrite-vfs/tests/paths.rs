@@ -206,7 +206,7 @@ fn an_exchange_checks_both_directories() {
 fn attribute_names_are_whole() {
     let (root, user) = world();
     let set = |vfs: &Vfs, path: &[u8], name: &[u8]| vfs.setxattr(path, name, b"v", XattrMode::Any);
-    for name in [&b"user"[..], b"trusted", b"", b".x", b"system.posix_acl_access"] {
+    for name in [&b"user"[..], b"trusted", b"", b".x", b"system.posix_acl"] {
         assert!(
             matches!(set(&root, b"/d/f", name), Err(FsError::NotSupported(_))),
             "{}",

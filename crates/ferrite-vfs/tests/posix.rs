@@ -1,7 +1,7 @@
 //! The rules of [`ferrite_vfs::posix`], as tables: each row is a case that real programs rely on.
 
 use ferrite_vfs::posix::{
-    Access, Inherited, check_name, inherit, kill_priv, may_access, may_delete, may_setattr, relatime_due,
+    Access, Guarded, Inherited, check_name, inherit, kill_priv, may_access, may_delete, may_setattr, relatime_due,
 };
 use ferrite_vfs::{Attr, Cred, FileKind, FsError, SetAttr, SetTime, Timestamp};
 
@@ -124,7 +124,7 @@ fn access_goes_by_owner_then_group_then_others() {
         (File, 0o001, &root, x, true),
         (Directory, 0o000, &root, x, true),
     ] {
-        let result = may_access(&attr(kind, mode, 1, 10), cred, want);
+        let result = may_access(&Guarded::by_mode(attr(kind, mode, 1, 10)), cred, want);
         let expected = if allowed { Ok(()) } else { Err(FsError::AccessDenied) };
         assert_eq!(result, expected, "{kind:?} {mode:o}, uid {}, {want:?}", cred.uid);
     }
@@ -145,7 +145,11 @@ fn sticky_directories_let_owners_delete() {
         (0o1755, 3, 3, denied),
     ] {
         let dir = attr(Directory, mode, 1, 1);
-        let result = may_delete(&dir, &attr(File, 0o644, victim, 1), &Cred::new(uid, 9));
+        let result = may_delete(
+            &Guarded::by_mode(dir),
+            &attr(File, 0o644, victim, 1),
+            &Cred::new(uid, 9),
+        );
         assert_eq!(result, expected, "{mode:o}, {victim}'s, by {uid}");
     }
 }
@@ -157,7 +161,7 @@ fn chmod_is_the_owners_and_setgid_the_members() {
             mode: Some(mode),
             ..SetAttr::default()
         };
-        may_setattr(&attr(kind, 0o644, 1, 10), cred, &set, false).map(|set| set.mode)
+        may_setattr(&Guarded::by_mode(attr(kind, 0o644, 1, 10)), cred, &set, false).map(|set| set.mode)
     };
     assert_eq!(chmod(File, &Cred::new(2, 10), 0o600), Err(FsError::NotPermitted));
     assert_eq!(chmod(File, &Cred::new(1, 9), 0o4755), Ok(Some(0o4755)));
@@ -177,7 +181,7 @@ fn files_are_not_given_away() {
             gid,
             ..SetAttr::default()
         };
-        may_setattr(&attr(File, 0o4755, 1, 10), cred, &set, false).map(|set| set.kill_priv)
+        may_setattr(&Guarded::by_mode(attr(File, 0o4755, 1, 10)), cred, &set, false).map(|set| set.kill_priv)
     };
     let refused = Err(FsError::NotPermitted);
     for (cred, uid, gid, expected) in [
@@ -200,7 +204,7 @@ fn sizes_and_times_have_their_own_rules() {
     let reader = Cred::new(3, 9);
     let owner = Cred::new(1, 9);
     let (now, then) = (Some(SetTime::Now), Some(SetTime::To(Timestamp(5))));
-    let set = |cred: &Cred, set: SetAttr| may_setattr(&attr(File, 0o064, 1, 10), cred, &set, false);
+    let set = |cred: &Cred, set: SetAttr| may_setattr(&Guarded::by_mode(attr(File, 0o064, 1, 10)), cred, &set, false);
     let size = SetAttr {
         size: Some(0),
         ..SetAttr::default()

@@ -16,6 +16,7 @@ use std::time::SystemTime;
 use ferrite_vfs::locks::{LockOwner, Unlock};
 use ferrite_vfs::{
     BadArgument, Ctx, FallocateMode, FsError, OpenFile, OpenFlags, SetAttr, SpaceOf, Target, Vfs, Written, XattrMode,
+    copy_data, copy_range,
 };
 use parking_lot::Mutex;
 
@@ -174,6 +175,27 @@ impl File {
     pub fn allocate(&self, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
         self.run("allocate a range of", |open| {
             open.file.fallocate(open.ctx(), mode, offset, len)
+        })
+    }
+
+    /// Makes `len` bytes of `source` from `source_offset` on the content of this file from `offset` on, as far as the
+    /// source goes; returns how much that was. Files of one file system share blocks where it can do that, so that
+    /// neither time nor space is needed (docs/semantics.md, `copy_file_range`); else data is copied. Several atomic
+    /// steps, each durable; an error after the first one ends the copy there. Blocks. The positions stay.
+    ///
+    /// # Errors `EBADF` for a source that is not open for reading, or a file that is not open for writing; `EINVAL` for
+    /// ranges of one file that overlap.
+    pub fn copy_range(&self, source: &File, source_offset: u64, offset: u64, len: u64) -> Result<u64> {
+        let from = source.open_file("copy from")?;
+        self.run("copy to", |open| {
+            if !from.readable {
+                return Err(FsError::BadHandle);
+            }
+            let (source, file) = ((&*from.file, source_offset), (&*open.file, offset));
+            match Arc::ptr_eq(from.fs.vfs.fs(), open.fs.vfs.fs()) {
+                true => copy_range(open.ctx(), source, file, len),
+                false => copy_data(open.ctx(), source, file, len),
+            }
         })
     }
 

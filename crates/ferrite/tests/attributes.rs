@@ -283,6 +283,49 @@ fn holes_are_found_without_moving_the_position() {
     });
 }
 
+/// Aligned and not, within a file system and between two.
+#[test]
+fn ranges_are_copied() {
+    const PAGE: u64 = 4096;
+    on_both(|fs| {
+        let content: Vec<u8> = (0..40_000u32).map(|n| (n * 7 / 5) as u8).collect();
+        fs.write("/source", &content).unwrap();
+        let other = Fs::memory();
+        other.write("/source", &content).unwrap();
+        for from in [fs, &other] {
+            let source = from.open_file("/source").unwrap();
+            for (source_offset, offset, len) in [
+                (0, 0, u64::MAX),
+                (0, 3 * PAGE, 9000),
+                (100, PAGE + 100, 3 * PAGE),
+                (1, 0, 8 * PAGE),
+                (39_999, 0, 5),
+                (50_000, 0, 5),
+            ] {
+                fs.write("/file", [9; 5000]).unwrap();
+                let file = OpenOptions::new().write(true).open(fs, "/file").unwrap();
+                let copied = file.copy_range(&source, source_offset, offset, len).unwrap();
+                let copied_part = &content[(source_offset as usize).min(content.len())..];
+                let copied_part = &copied_part[..copied_part.len().min(usize::try_from(len).unwrap_or(usize::MAX))];
+                assert_eq!(copied, copied_part.len() as u64);
+                let mut expected = vec![9; 5000];
+                let end = offset as usize + copied_part.len();
+                if !copied_part.is_empty() {
+                    expected.resize(expected.len().max(end), 0);
+                    expected[offset as usize..end].copy_from_slice(copied_part);
+                }
+                assert!(
+                    fs.read("/file").unwrap() == expected,
+                    "{source_offset} to {offset}, {len}"
+                );
+                assert_eq!(errno(source.copy_range(&file, 0, 0, 1)), libc::EBADF);
+            }
+        }
+        let file = OpenOptions::new().read(true).write(true).open(fs, "/source").unwrap();
+        assert_eq!(errno(file.copy_range(&file, 0, PAGE, 2 * PAGE)), libc::EINVAL);
+    });
+}
+
 #[test]
 fn clones_of_a_file_share_its_position() {
     on_both(|fs| {

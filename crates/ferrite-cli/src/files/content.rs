@@ -1,4 +1,5 @@
-//! Copying the content of a file: large pieces, several under way, holes kept.
+//! Copying the content of a file: large pieces, several under way, holes kept. Files of one volume share blocks where
+//! it can do that.
 
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +11,7 @@ use crate::progress::Bytes;
 
 /// Bytes per read and write.
 pub(super) const PIECE_BYTES: usize = 4 << 20;
+const BECAME_SHORTER: &str = "it became shorter while it was read";
 /// Pieces of one file that are under way.
 const PIECES: usize = 4;
 
@@ -114,16 +116,29 @@ pub(super) fn copy(from: &Open, to: &Open, watch: &Watch) -> Result<()> {
 
 fn copy_piece(from: &Open, to: &Open, offset: u64, buffer: &mut [u8], watch: &Watch) -> Result<()> {
     watch.check()?;
+    if let (Open::There(from), Open::There(to)) = (from, to) {
+        share_piece(from, to, offset, buffer.len() as u64)?;
+        watch.bar.advance(buffer.len() as u64);
+        return Ok(());
+    }
     let mut read = 0;
     while read < buffer.len() {
         match from.read_at(&mut buffer[read..], offset + read as u64)? {
-            0 => return Err(Why::new("it became shorter while it was read")),
+            0 => return Err(Why::new(BECAME_SHORTER)),
             count => read += count,
         }
     }
     to.write_all_at(buffer, offset)?;
     watch.bar.advance(buffer.len() as u64);
     Ok(())
+}
+
+/// Copies a piece from one file of a volume to another, which may share its blocks.
+fn share_piece(from: &ferrite::File, to: &ferrite::File, offset: u64, len: u64) -> Result<()> {
+    match to.copy_range(from, offset, offset, len)? {
+        count if count == len => Ok(()),
+        _ => Err(Why::new(BECAME_SHORTER)),
+    }
 }
 
 /// Copies the bytes that `read` returns, until it returns none.

@@ -23,7 +23,6 @@ use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 
 use super::Opened;
-use super::content::Watch;
 use super::place::{Found, Open, Place, Result, Why, timespec};
 
 /// Most names that a copy keeps at a time, over all directories on its path: a server may claim any number of names in
@@ -109,6 +108,14 @@ impl Folder {
         }
     }
 
+    /// Has the kernel write what it still has of the file system that it is on.
+    pub(super) fn sync(&self) -> Result<()> {
+        match self {
+            Folder::Here(dir) => Ok(rustix::fs::syncfs(dir)?),
+            Folder::There(..) => Ok(()),
+        }
+    }
+
     /// Opens a directory in it.
     pub(super) fn enter(&self, name: &OsStr) -> Result<Folder> {
         check_name(name)?;
@@ -165,11 +172,11 @@ impl Folder {
         })
     }
 
-    /// The names in it, in order; at most `names_max`.
-    pub(super) fn names(&self, names_max: usize, watch: &Watch) -> Result<Vec<OsString>> {
+    /// The names in it, in order; at most `names_max`. `check` may end it.
+    pub(super) fn names(&self, names_max: usize, check: &dyn Fn() -> Result<()>) -> Result<Vec<OsString>> {
         let mut names = Vec::new();
         let mut take = |name: OsString| {
-            watch.check()?;
+            check()?;
             check_name(&name)?;
             if names.len() == names_max {
                 return Err(Why::new(format!(

@@ -1,4 +1,5 @@
-//! Commands on files in volumes that are not mounted: `cp`, `ls`, `cat`, `stat`, `rm`, `mkdir`, `mv`, `bench`.
+//! Commands on files in volumes that are not mounted: `cp`, `ls`, `cat`, `stat`, `rm`, `mkdir`, `mv`, `bench`;
+//! and `clone` and `snapshot`, also on mounts.
 //!
 //! Contents: [`Operand`], how users name a file: the address of a volume, `:`, and the path in it; [`Volumes`],
 //! those that a command has open, as the user who runs it.
@@ -8,6 +9,7 @@
 
 mod bench;
 mod cat;
+mod clone;
 mod content;
 mod cp;
 mod folder;
@@ -15,6 +17,7 @@ mod ls;
 mod names;
 mod place;
 mod show;
+mod snapshot;
 mod stat;
 mod tree;
 
@@ -32,9 +35,11 @@ use super::{Failure, mounts, opening};
 
 pub(crate) use bench::Bench;
 pub(crate) use cat::Cat;
+pub(crate) use clone::Clone;
 pub(crate) use cp::Cp;
 pub(crate) use ls::Ls;
 pub(crate) use names::{Mkdir, Mv, Rm};
+pub(crate) use snapshot::Snapshot;
 pub(crate) use stat::Stat;
 
 use place::Why;
@@ -173,7 +178,9 @@ impl Opened {
             why if why.is_refusal() && rustix::process::geteuid().is_root() => {
                 "; root of another machine is nobody to a server, unless it was started with --no-root-squash"
             }
-            why if why.is(Errno::ROFS) => "; the export is read-only, which the server's administrator decides",
+            why if why.is(Errno::ROFS) => {
+                "; it is in a snapshot, or the export is read-only, which the server's administrator decides"
+            }
             why if why.is(Errno::STALE) => {
                 "; it was removed, or the server has lost the session meanwhile: run the command again"
             }

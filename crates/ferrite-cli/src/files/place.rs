@@ -81,6 +81,7 @@ pub(super) struct Found {
     pub(super) rdev: u64,
     /// Device and inode; the device of a volume is its number among the open ones.
     pub(super) identity: (u64, u64),
+    pub(super) len_bytes: u64,
     pub(super) accessed: SystemTime,
     pub(super) modified: SystemTime,
 }
@@ -100,6 +101,7 @@ impl Found {
             gid: found.st_gid,
             rdev: found.st_rdev,
             identity: (found.st_dev, found.st_ino),
+            len_bytes: u64::try_from(found.st_size).unwrap_or(0),
             accessed: time(found.st_atime, found.st_atime_nsec),
             modified: time(found.st_mtime, found.st_mtime_nsec),
         }
@@ -122,6 +124,7 @@ impl Found {
             gid: found.gid(),
             rdev: found.rdev(),
             identity: (found.dev(), found.ino()),
+            len_bytes: found.len(),
             accessed: found.accessed().unwrap_or(SystemTime::UNIX_EPOCH),
             modified: found.modified().unwrap_or(SystemTime::UNIX_EPOCH),
         }
@@ -136,6 +139,7 @@ impl Found {
             rdev: found.rdev(),
             // An address in memory: no device of this machine has such a number.
             identity: (Arc::as_ptr(volume) as u64, found.ino()),
+            len_bytes: found.len(),
             accessed: found.accessed().unwrap_or(SystemTime::UNIX_EPOCH),
             modified: found.modified().unwrap_or(SystemTime::UNIX_EPOCH),
         }
@@ -233,6 +237,17 @@ impl Place {
         match self {
             Place::Here(path) => Ok(Found::here(&fs::symlink_metadata(path)?)),
             Place::There { volume, path, .. } => Ok(Found::there(volume, &volume.fs.symlink_metadata(path)?)),
+        }
+    }
+
+    /// When its attributes last changed, if that is known.
+    pub(super) fn changed(&self) -> Option<SystemTime> {
+        match self {
+            Place::Here(path) => {
+                let found = rustix::fs::lstat(path).ok()?;
+                Some(time(found.st_ctime, found.st_ctime_nsec))
+            }
+            Place::There { volume, path, .. } => volume.fs.symlink_metadata(path).ok()?.changed().ok(),
         }
     }
 

@@ -435,7 +435,9 @@ impl Job {
                 "is below the directory that is copied, and the copy would hold itself; copy to somewhere else",
             )));
         }
-        let names = from_folder.names(NAMES_MAX, &self.watch).map_err(sides.failed_from())?;
+        let names = from_folder
+            .names(NAMES_MAX, &|| self.watch.check())
+            .map_err(sides.failed_from())?;
         let (to_folder, is_new) = match parent {
             (folder, None) => (folder, false),
             (folder, Some(name)) => {
@@ -545,7 +547,9 @@ impl Job {
             );
         }
         // Before it gets another entry, which may be the copy.
-        let names = entered.names(names_max, &self.watch).map_err(sides.failed_from())?;
+        let names = entered
+            .names(names_max, &|| self.watch.check())
+            .map_err(sides.failed_from())?;
         let (made, is_new) = match to.folder.look_for(name).map_err(sides.failed_to())? {
             Some(there) if there.identity == found.identity => return refuse(&sides.to, "is the directory itself"),
             Some(there) if there.is_dir() => (to.folder.enter(name).map_err(sides.failed_to())?, false),

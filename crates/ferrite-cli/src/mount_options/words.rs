@@ -594,7 +594,7 @@ const FSTAB: &[Word] = &[
     silent("loud", ANYWAY),
     silent("default_permissions", ANYWAY),
     silent("user_xattr", ANYWAY),
-    silent("noacl", ANYWAY),
+    silent("acl", ANYWAY),
     silent("errors=remount-ro", ANYWAY),
     silent("barrier", ANYWAY),
     silent("nolazytime", ANYWAY),
@@ -612,7 +612,7 @@ const FSTAB: &[Word] = &[
         "discard",
         [Warns("has no effect: what is freed is not reported to the medium"); 5],
     ),
-    silent("acl", [Refused("access control lists are not supported; omit it"); 5]),
+    silent("noacl", [Refused("access control lists are always kept; omit it"); 5]),
     silent(
         "posixacl",
         [Refused("access control lists are not supported; omit it"); 5],

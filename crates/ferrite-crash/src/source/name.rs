@@ -86,7 +86,8 @@ impl FromStr for Name {
         let wrong = || {
             format!(
                 "{text:?} is no workload: want pair:N, triple:N, random:PROFILE:SEED, relay:PROFILE:SEED, churn:SEED, \
-                 crowd:SEED, reuse:SEED, scene:SEED or threads:SEED, then @TOKENS if operations carry tokens"
+                 crowd:SEED, reuse:SEED, clones:SEED, scene:SEED or threads:SEED, then @TOKENS if operations carry \
+                 tokens"
             )
         };
         let (rest, kept) = match text.split_once('/') {
@@ -107,6 +108,7 @@ impl FromStr for Name {
             ("churn", 2) => Source::Churn(number(1)?),
             ("crowd", 2) => Source::Crowd(number(1)?),
             ("reuse", 2) => Source::Reuse(number(1)?),
+            ("clones", 2) => Source::Clones(number(1)?),
             ("scene", 2) => Source::Scene(number(1)?),
             ("threads", 2) => Source::Threads(number(1)?),
             _ => return Err(wrong()),
@@ -137,6 +139,7 @@ mod tests {
             Source::Churn(1),
             Source::Crowd(2),
             Source::Reuse(3),
+            Source::Clones(6),
             Source::Scene(5),
             Source::Threads(4),
         ];

@@ -62,6 +62,7 @@ pub(super) fn scene(seed: u64) -> Workload {
         turns: Turns::Each(turns.into_iter().map(|ring| ring == Ring::Elsewhere).collect()),
         // A merge would give the reader's ring a number above that of the file.
         merge_read_entries: 0,
+        pages_per_block: 1,
     }
 }
 

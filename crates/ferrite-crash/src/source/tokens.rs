@@ -44,6 +44,7 @@ fn changes(op: &Op) -> bool {
             | Op::Mkdir { .. }
             | Op::Symlink { .. }
             | Op::Link { .. }
+            | Op::CloneTree { .. }
             | Op::Unlink { .. }
             | Op::Rmdir { .. }
             | Op::Rename { .. }
@@ -55,6 +56,7 @@ fn changes(op: &Op) -> bool {
             | Op::Write { .. }
             | Op::Append { .. }
             | Op::Fallocate { .. }
+            | Op::Clone { .. }
             | Op::Setxattr { .. }
             | Op::Removexattr { .. }
     )

@@ -210,7 +210,9 @@ impl Check {
                 self.find(&wrong);
             }
             let block = self.superblock.page(word);
-            if let Err(what) = self.own(block) {
+            if let Err(what) = self.own(block)
+                && !(what == BlockWrong::Taken && inode.is_file() && pages::may_share(self.view(), &at))
+            {
                 let what = PageWrong::Block(block, what);
                 self.find(&Wrong::Page { at, what });
             }

@@ -6,7 +6,7 @@
 //! * inodes against their checksums, and the pages each counts, and its size, against those that the mapping has for
 //!   it;
 //! * pages against where the mapping has them: the place of a key, the words of data checksums;
-//! * blocks against each other: each has one owner;
+//! * blocks against each other: each has one owner, unless it is marked as shared and its owners are pages;
 //! * every entry of every log against its checksum;
 //! * every slot of the name table against the entry it leads to, that against its inode, and the entries found against
 //!   those that their directory counts (`names.rs`).
@@ -38,6 +38,7 @@ use crate::health::quarantine::Quarantine;
 use crate::space::blocks::BlockAlloc;
 use crate::space::names::NameTable;
 use crate::space::segments::LogSpace;
+use crate::space::shares::Shares;
 
 /// Threads that read the tables.
 const LOAD_THREADS: usize = 2;
@@ -56,6 +57,7 @@ pub(crate) struct Tables<'m> {
     pub(crate) region: &'m Region,
     pub(crate) superblock: &'m Superblock,
     pub(crate) alloc: &'m BlockAlloc,
+    pub(crate) shares: &'m Shares,
     pub(crate) inode_map: &'m AtomicBitmap,
     pub(crate) map: &'m dyn FileMap,
     pub(crate) names: &'m NameTable,
@@ -151,8 +153,13 @@ impl Tables<'_> {
                     affected.push(entry);
                 }
             }
-            if self.superblock.page(entry.word) != BlockNo::NONE {
-                self.own(self.superblock.page(entry.word), mapped);
+            let block = self.superblock.page(entry.word);
+            if block != BlockNo::NONE && !self.alloc.set_used(block) {
+                // Only pages have been seen so far, so the other owner is one, too.
+                match pages::may_share(self.view(), &entry) {
+                    true => self.shares.add(block),
+                    false => drop(mapped.conflicts.lock().insert(block)),
+                }
             }
             if entry.word.has_log() {
                 mapped.logged.lock().push(entry);

@@ -4,7 +4,7 @@
 //! stores its outcome in its own record ([`crate::pool`]); a change that was refused, or found nothing to do, is
 //! recorded here.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use ferrite_vfs::{Attr, Ctx, FsError, Outcome, ROOT_INO, Result, Written, dedup};
 
@@ -87,8 +87,18 @@ impl Answer for Taken {
 }
 
 impl Engine {
-    /// Makes a change, unless one with the same token was made: then it returns the first result again.
+    /// Makes a change, unless one with the same token was made: then it returns the first result again. Waits while a
+    /// tree is cloned. Must not be called by a change.
     pub(super) fn dedup<T: Answer>(&self, ctx: &Ctx, change: impl FnOnce() -> Result<T>) -> Result<T> {
+        let change = || {
+            let _shared = self.core().changes.read().unwrap_or_else(PoisonError::into_inner);
+            change()
+        };
+        self.dedup_alone(ctx, change)
+    }
+
+    /// The same for a change that keeps others out itself.
+    pub(super) fn dedup_alone<T: Answer>(&self, ctx: &Ctx, change: impl FnOnce() -> Result<T>) -> Result<T> {
         match ctx.token {
             None => change(),
             Some(_) => self.with_token(ctx, change),

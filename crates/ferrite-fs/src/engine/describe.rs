@@ -70,6 +70,10 @@ fn add_content(report: &mut Report, info: &PoolInfo) {
     report.line("data checksums", checksums.into());
     report.line("pages", pages(info));
     report.line(
+        "clones",
+        format!("{} saved", human(info.blocks_saved * u64::from(info.block_bytes))),
+    );
+    report.line(
         "page logs",
         format!(
             "{} pages have one, {} in {} blocks, units of {} bytes; {:.2} blocks per page; merges: {} by writes, {} by \

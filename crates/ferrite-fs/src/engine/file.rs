@@ -5,14 +5,14 @@ use std::sync::Arc;
 use ferrite_buffers::borrowed::Borrowed;
 use ferrite_map::TransCache;
 use ferrite_vfs::{
-    Attr, BadArgument, Ctx, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, Result, SetAttr, WriteMode,
-    Written,
+    Attr, BadArgument, CloneRange, Ctx, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, Result, SetAttr,
+    WriteMode, Written,
 };
 
 use super::handle::Engine;
 use crate::cache::inodes::InodeMem;
 use crate::file::read::Reader;
-use crate::file::{bound, reserve, write};
+use crate::file::{bound, clone, reserve, write};
 use crate::pool::core::Core;
 use crate::tree::attr::{self, Through};
 use crate::tree::remove;
@@ -112,6 +112,13 @@ impl OpenFile for PmFile {
         let core = self.core();
         let change = || core.told(reserve::fallocate(core, ctx, &self.inode, mode, offset, len));
         self.engine.dedup(ctx, change)
+    }
+
+    fn clone_range(&self, ctx: &Ctx, range: &CloneRange) -> Result<Written> {
+        self.check_open(self.mode.write)?;
+        let core = self.core();
+        self.engine
+            .dedup(ctx, || core.told(clone::clone_range(core, ctx, &self.inode, range)))
     }
 
     fn seek_data(&self, ctx: &Ctx, offset: u64) -> Result<u64> {

@@ -18,7 +18,7 @@ use crate::format::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
 use crate::tree::attr::{self, Through};
 use crate::tree::lookup::{lookup, pin};
 use crate::tree::open::{self, Taken};
-use crate::tree::{create, dir, permission, plus, remove, rename, xattr};
+use crate::tree::{clone, create, dir, permission, plus, remove, rename, xattr};
 
 impl Engine {
     fn make(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &create::New<'_>) -> Result<Attr> {
@@ -101,7 +101,7 @@ impl FileSystem for Engine {
         let superblock = &core.superblock;
         // Space that operations freed but a crash could still replay counts as free, and so do blocks that log segments
         // will return: both can be reclaimed on demand. The call changes nothing.
-        let count = || core.alloc.free() + core.journal.pending().blocks + core.log_space.returning();
+        let count = || core.alloc.free() + core.pending().blocks + core.log_space.returning();
         let free = core.journal.while_settled(count);
         let reserve = superblock.reserve_blocks;
         let names = core.names.counts();
@@ -192,6 +192,10 @@ impl FileSystem for Engine {
     }
 
     fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
+        if self.takes_snapshots(parent) {
+            let core = self.core();
+            return self.dedup_alone(ctx, || core.told(clone::take_snapshot(core, ctx, parent, name)));
+        }
         let new = create::New {
             kind: FileKind::Directory,
             mode,
@@ -222,14 +226,36 @@ impl FileSystem for Engine {
         self.dedup(ctx, || core.told(create::link(core, ctx, ino, parent, name)))
     }
 
+    fn clone_tree(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
+        let core = self.core();
+        self.dedup_alone(ctx, || core.told(clone::clone_tree(core, ctx, ino, parent, name)))
+    }
+
     fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
         let core = self.core();
-        self.dedup(ctx, || core.told(remove::unlink(core, ctx, parent, name, false)))
+        self.dedup(ctx, || {
+            core.told(remove::unlink(core, ctx, parent, name, false)).map(drop)
+        })
     }
 
     fn rmdir(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
         let core = self.core();
-        self.dedup(ctx, || core.told(remove::unlink(core, ctx, parent, name, true)))
+        let mut snapshot = None;
+        let removed = self.dedup(ctx, || {
+            snapshot = core.told(remove::unlink(core, ctx, parent, name, true))?;
+            Ok(())
+        });
+        if let Some(top) = snapshot {
+            // All of it goes, while others make changes and clones.
+            remove::unpin(core, &top, 1);
+        }
+        removed
+    }
+
+    fn takes_snapshots(&self, dir: Ino) -> bool {
+        let core = self.core();
+        let load = || core.inode(dir).and_then(|inode| core.snapshot(&inode));
+        core.superblock.has_shared_blocks() && load().is_ok_and(|inode| inode.is_snapshots())
     }
 
     fn rename(
@@ -249,7 +275,8 @@ impl FileSystem for Engine {
 
     fn readdir(&self, ctx: &Ctx, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
         let core = self.core();
-        core.reading(|core| core.with_dir(dir, |ino, inode| dir::list(core, ino, inode, cookie, sink)))?;
+        let mut shown = |entry: &DirEntry<'_>| dir::is_hidden(core, entry) || sink(entry);
+        core.reading(|core| core.with_dir(dir, |ino, inode| dir::list(core, ino, inode, cookie, &mut shown)))?;
         if core.options.dir_atime && !ctx.no_atime {
             touch_atime(core, &core.inode(dir)?);
         }
@@ -303,7 +330,12 @@ impl FileSystem for Engine {
 
     fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         let core = self.core();
-        self.dedup(ctx, || core.told(xattr::set(core, ctx, ino, name, value, mode)))
+        let change = || core.told(xattr::set(core, ctx, ino, name, value, mode));
+        match posix::is_own_xattr(name) {
+            // Services set these where they must not wait for a clone, which leaves them out.
+            true => self.dedup_alone(ctx, change),
+            false => self.dedup(ctx, change),
+        }
     }
 
     fn listxattr(&self, ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>> {
@@ -312,7 +344,11 @@ impl FileSystem for Engine {
 
     fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()> {
         let core = self.core();
-        self.dedup(ctx, || core.told(xattr::remove(core, ctx, ino, name)))
+        let change = || core.told(xattr::remove(core, ctx, ino, name));
+        match posix::is_own_xattr(name) {
+            true => self.dedup_alone(ctx, change),
+            false => self.dedup(ctx, change),
+        }
     }
 
     fn drop_orphans(&self, _: &Ctx) -> Result<()> {

@@ -127,6 +127,9 @@ pub(crate) fn grow_in(
             progress,
         );
     }
+    if let (Some(from), Some(to)) = (old.marks(), new.marks()) {
+        grower.copy("shared blocks", (from.offset, to.offset), from.words * 8, progress);
+    }
     progress("writing out", 0, 1);
     region.fence()?;
     let block = new.encode();

@@ -15,7 +15,7 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
     let superblock = &core.superblock;
     let Pages { pages, at_home, logged } = Pages::count(core);
     let (pending, blocks_free) = core.journal.while_settled(|| {
-        let pending = core.journal.pending();
+        let pending = core.pending();
         (pending, core.alloc.free() + pending.blocks)
     });
     let log = core.log_space.usage();
@@ -37,6 +37,7 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         blocks_free,
         blocks_reserved: superblock.reserve_blocks,
         blocks_pending: pending.blocks,
+        blocks_saved: core.shares.pages().saturating_sub(pending.shared_pages),
         inodes: superblock.inodes - 1,
         inodes_free: core.inode_map.len() - core.inode_map.count_used(),
         orphans: orphans(core),
@@ -151,7 +152,10 @@ fn durability(core: &Core, medium: Medium) -> String {
 }
 
 fn dram(core: &Core) -> DramUse {
-    let (block_map, mapping) = (core.alloc.dram_bytes(), core.map.dram_bytes());
+    let (block_map, mapping) = (
+        core.alloc.dram_bytes() + core.shares.dram_bytes(),
+        core.map.dram_bytes(),
+    );
     let (inode_map, name_map) = (core.inode_map.dram_bytes(), core.names.dram_bytes());
     let inodes = core.inodes.usage();
     let journal = core.journal.dram_bytes();

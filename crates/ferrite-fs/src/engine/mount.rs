@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_utils::CachePadded;
+use crossbeam_utils::sync::ShardedLock;
 use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_checks::ranked::Mutex;
 use ferrite_map::bitmap::AtomicBitmap;
@@ -50,6 +51,7 @@ use crate::pool::slots::Slots;
 use crate::space::blocks::BlockAlloc;
 use crate::space::names::NameTable;
 use crate::space::segments::LogSpace;
+use crate::space::shares::Shares;
 use crate::tree::remove;
 
 /// Prefix of findings about lost records.
@@ -68,6 +70,7 @@ struct LastUse {
 /// The DRAM state that a mount builds from the tables on the medium.
 struct Loaded {
     alloc: BlockAlloc,
+    shares: Shares,
     inode_map: AtomicBitmap,
     map: Box<dyn FileMap>,
     names: NameTable,
@@ -164,6 +167,7 @@ impl Loaded {
     ) -> Result<Self, EngineError> {
         let mut loaded = Self {
             alloc: BlockAlloc::new(superblock),
+            shares: Shares::new(Arc::clone(region), superblock),
             inode_map: AtomicBitmap::new(superblock.inodes),
             map: superblock.mapping.open(Arc::clone(region), superblock.map_geometry()),
             names: NameTable::new(Arc::clone(region), superblock),
@@ -175,6 +179,7 @@ impl Loaded {
             region,
             superblock,
             alloc: &loaded.alloc,
+            shares: &loaded.shares,
             inode_map: &loaded.inode_map,
             map: loaded.map.as_ref(),
             names: &loaded.names,
@@ -226,6 +231,7 @@ fn core(
         // On an ordinary file a sync costs far more than a checksum; in memory two fences cost less.
         syncs_commits: region.defers_write_back() && options.durability == Durability::Strict,
         data_in_checksum: region.medium() == Medium::File || region.defers_write_back(),
+        changes: ShardedLock::default(),
         rename: Mutex::new(()),
         failed: OnceLock::new(),
         closed: AtomicBool::new(false),
@@ -240,6 +246,7 @@ fn core(
         superblock,
         options,
         alloc: loaded.alloc,
+        shares: loaded.shares,
         map: loaded.map,
         names: loaded.names,
         inode_map: loaded.inode_map,
@@ -348,6 +355,7 @@ pub(crate) fn finish_interrupted(core: &mut Core) -> Result<(), EngineError> {
         bound.for_each(|ino| core.bindings.note_left(ino));
         return Ok(());
     }
+    core.shares.unmark_unshared();
     let stop = |error: FsError| EngineError::Damaged(error.to_string());
     for ino in core.superblock.inums(&core.region) {
         if !core.inode_map.is_set(u64::from(ino)) {

@@ -5,7 +5,7 @@
 //!
 //! A region does not keep the pool mounted: it ends with the last handle of the pool, see [`deregister::all`].
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use ferrite_map::{BlockNo, PageRange};
 use ferrite_vfs::regions::{Access, Adapter, Binding, BoundFile, REGION_PAGE_BYTES, Region, Regions};
@@ -22,6 +22,8 @@ impl Regions for Engine {
     fn bind(&self, ctx: &Ctx, ino: Ino, how: Binding, adapter: Arc<dyn Adapter>) -> Result<Arc<dyn Region>> {
         self.watch_bindings();
         let core = self.shared_core();
+        // It gives the file blocks of its own.
+        let _shared = core.changes.read().unwrap_or_else(PoisonError::into_inner);
         let mem = core.inode(ino)?;
         let file = core.told(bind::bind(core, ctx, &mem, how, &adapter))?;
         let core = Arc::clone(core);
@@ -51,6 +53,7 @@ impl Regions for Engine {
 
     fn finalize(&self, ctx: &Ctx, ino: Ino) -> Result<()> {
         let core = self.core();
+        let _shared = core.changes.read().unwrap_or_else(PoisonError::into_inner);
         core.told(bind::finalize(core, ctx, &core.inode(ino)?))
     }
 }

@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use ferrite_checks::fault_injection::{Bug, is_seeded};
-use ferrite_map::{Lblk, PageId, PageRange};
+use ferrite_map::{Lblk, PageId, PageRange, PageWord};
 use ferrite_vfs::regions::{Adapter, Binding};
 use ferrite_vfs::{BadArgument, Ctx, FsError, OpenMode, Result, Unsupported, posix};
 
@@ -54,6 +54,7 @@ pub(crate) fn bind(
         match () {
             () if inode.is_dir() => return Err(FsError::IsDirectory),
             () if !inode.is_file() => return Err(FsError::Invalid(BadArgument::RegionKind)),
+            () if how.writable && inode.is_read_only() => return Err(FsError::ReadOnly),
             () => {}
         }
         if ctx.check {
@@ -98,11 +99,12 @@ fn may_use(core: &Core, ctx: &Ctx, mem: &InodeMem, inode: &Inode, writable: bool
         true => OpenMode::read_write(),
         false => OpenMode::read_only(),
     };
-    posix::may_open(&core.locked_attr(mem, inode)?, &ctx.cred, mode)
+    let guarded = rights::guarded_attr(core, ctx, core.locked_attr(mem, inode)?, (mem.ino, inode))?;
+    posix::may_open(&guarded, &ctx.cred, mode)
 }
 
-/// Moves inline content and logs to blocks, and sets the flag. The caller has the inode's exclusive lock; returns the
-/// inode as stored.
+/// Moves inline content and logs to blocks, gets blocks of its own for those shared, and sets the flag. The caller has
+/// the inode's exclusive lock; returns the inode as stored.
 fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inode> {
     if inode.is_inline() {
         let size = inode.size();
@@ -111,7 +113,8 @@ fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inod
         tx.put_inode(mem.ino, &mut inode);
         tx.commit(&[mem])?;
     }
-    rid_of_logs(core, mem, &inode)?;
+    rewrite(core, mem, &logged_pages(core, mem, &inode))?;
+    rid_of_shares(core, mem, &inode)?;
     if core.superblock.has_data_checksums() {
         // No later check would notice.
         verify(core, mem, &truncate::mapped_pages(core, mem, &inode, 0))?;
@@ -126,8 +129,22 @@ fn make_bound(core: &Core, mem: &Arc<InodeMem>, mut inode: Inode) -> Result<Inod
     Ok(inode)
 }
 
-fn rid_of_logs(core: &Core, mem: &Arc<InodeMem>, inode: &Inode) -> Result<()> {
-    for chunk in logged_pages(core, mem, inode).chunks(MERGES_PER_RECORD) {
+/// Gives the file blocks of its own: adapters will write to them.
+fn rid_of_shares(core: &Core, mem: &Arc<InodeMem>, inode: &Inode) -> Result<()> {
+    if !core.shares.any() {
+        return Ok(());
+    }
+    let runs = truncate::mapped_runs(core, mem, inode, PageRange::ALL);
+    let pages = runs.iter().flat_map(|run| run.each());
+    let is_shared =
+        |&(_, word): &(Lblk, PageWord)| !word.is_unwritten() && core.shares.is_shared(core.superblock.page(word));
+    let shared: Vec<Lblk> = pages.filter(is_shared).map(|(lblk, _)| lblk).collect();
+    rewrite(core, mem, &shared)
+}
+
+/// Writes pages to new blocks, without their logs. The caller has the inode's exclusive lock.
+pub(super) fn rewrite(core: &Core, mem: &Arc<InodeMem>, pages: &[Lblk]) -> Result<()> {
+    for chunk in pages.chunks(MERGES_PER_RECORD) {
         let mut tx = Tx::new(core, Purpose::Upkeep(WhenFrozen::Wait));
         for &lblk in chunk {
             let page = PageId::new(mem.ino, lblk);

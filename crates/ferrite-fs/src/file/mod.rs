@@ -5,6 +5,7 @@
 pub(crate) mod atime;
 pub(crate) mod bind;
 pub(crate) mod bound;
+pub(crate) mod clone;
 mod defragment;
 mod inline;
 pub(crate) mod read;

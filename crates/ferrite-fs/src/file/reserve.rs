@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use ferrite_map::{Lblk, PageId, PageRange};
+use ferrite_checks::fault_injection::{Bug, is_seeded};
+use ferrite_map::{BlockNo, Lblk, MapTx, PageId, PageRange, PageWord, Resource};
 use ferrite_vfs::{BadArgument, Ctx, FallocateMode, FsError, Outcome, Result, SpaceOf, posix};
 
 use super::bound;
@@ -139,11 +140,10 @@ fn zero_reserved(
     for lblk in stretch.pages.first..stretch.pages.end {
         let word = core.map.get(PageId::new(mem.ino, Lblk::at(lblk)));
         if !word.is_unwritten() {
-            let unwritten = core.superblock.unwritten(core.superblock.page(word));
-            core.map
-                .replace(&mut tx, PageId::new(mem.ino, Lblk::at(lblk)), unwritten)
-                .map_err(map_error)?;
-            scan::free(core, &mut tx, PageId::new(mem.ino, Lblk::at(lblk)), word)?;
+            let page = PageId::new(mem.ino, Lblk::at(lblk));
+            let unwritten = core.superblock.unwritten(unshared(core, &mut tx, page, word)?);
+            core.map.replace(&mut tx, page, unwritten).map_err(map_error)?;
+            scan::free(core, &mut tx, page, word)?;
         }
     }
     rights::take(core, &mut tx, mem, inode)?;
@@ -151,6 +151,17 @@ fn zero_reserved(
     tx.put_inode(mem.ino, inode);
     tx.note_outcome(becomes.ctx, || Ok(Outcome::Done))?;
     tx.commit(&[mem])
+}
+
+/// The block of a page that will be filled in place: its own, or a new one if other pages name that, too.
+fn unshared(core: &Core, tx: &mut Tx<'_>, page: PageId, word: PageWord) -> Result<BlockNo> {
+    let block = core.superblock.page(word);
+    if !core.shares.is_shared(block) || is_seeded(Bug::SharedInPlace) {
+        return Ok(block);
+    }
+    let fresh = core.map.alloc_page(tx, page).map_err(map_error)?;
+    tx.freed(Resource::Block(block));
+    Ok(fresh)
 }
 
 fn stamp(inode: &mut Inode, becomes: Stamp<'_>) {

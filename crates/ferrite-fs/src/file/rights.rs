@@ -16,7 +16,8 @@
 use std::sync::Arc;
 
 use ferrite_map::{BlockNo, Inum, MapTx, Resource};
-use ferrite_vfs::{Ctx, FsError, Result, posix};
+use ferrite_vfs::posix::Guarded;
+use ferrite_vfs::{Attr, Ctx, FsError, Result, SetAttr, acl, posix};
 
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::Inode;
@@ -42,6 +43,24 @@ pub(crate) fn attributes(core: &Core, ino: Inum, inode: &Inode) -> Result<Attrib
         return Err(damaged());
     }
     xattr::read(&core.region, &core.superblock, ino, block).ok_or_else(damaged)
+}
+
+/// One extended attribute of an inode; the caller holds its lock.
+pub(crate) fn attribute(core: &Core, ino: Inum, inode: &Inode, name: &[u8]) -> Result<Option<Vec<u8>>> {
+    let found = attributes(core, ino, inode)?
+        .into_iter()
+        .find(|(found, _)| found == name);
+    Ok(found.map(|(_, value)| value))
+}
+
+/// An inode as the caller is checked against it.
+pub(crate) fn guarded(core: &Core, ctx: &Ctx, (ino, inode): (Inum, &Inode)) -> Result<Guarded> {
+    guarded_attr(core, ctx, core.attr(ino, inode)?, (ino, inode))
+}
+
+/// The same, with attributes that the caller of this has.
+pub(crate) fn guarded_attr(core: &Core, ctx: &Ctx, attr: Attr, (ino, inode): (Inum, &Inode)) -> Result<Guarded> {
+    Guarded::of(attr, &ctx.cred, || attribute(core, ino, inode, acl::ACCESS))
 }
 
 /// The blocks of the extended attributes of an inode. If the list of them is damaged, only the one that has the list:
@@ -118,6 +137,30 @@ fn take_found(core: &Core, tx: &mut Tx<'_>, mem: &InodeMem, new: &mut Inode) -> 
     }
     put_attributes(core, tx, mem.ino, new, &attributes)?;
     tx.set_class(Class::Ordinary);
+    Ok(())
+}
+
+/// Lets the extended attributes follow a change of the others: takes the capability, where the change does that, and
+/// changes the access control list with the mode. As [`take`].
+pub(crate) fn follow(core: &Core, tx: &mut Tx<'_>, mem: &InodeMem, new: &mut Inode, set: &SetAttr) -> Result<()> {
+    let Some(mode) = set.mode.filter(|_| new.xattr_block() != BlockNo::NONE) else {
+        return match posix::takes_capability(set) {
+            true => take(core, tx, mem, new),
+            false => Ok(()),
+        };
+    };
+    let before = attributes(core, mem.ino, new)?;
+    let mut after = before.clone();
+    if posix::takes_capability(set) && !new.is_dir() {
+        after.retain(|(name, _)| name != posix::CAPABILITY);
+    }
+    if let Some((_, list)) = after.iter_mut().find(|(name, _)| name == acl::ACCESS) {
+        acl::chmod(list, mode)?;
+    }
+    if after != before {
+        put_attributes(core, tx, mem.ino, new, &after)?;
+        tx.set_class(Class::Ordinary);
+    }
     Ok(())
 }
 

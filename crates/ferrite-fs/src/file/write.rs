@@ -270,7 +270,7 @@ fn fill_page(
     (within, part): (usize, &[u8]),
     head: Option<&[u8; INLINE_BYTES]>,
 ) -> Result<()> {
-    tx.set_class(class_for(word));
+    tx.set_class(class_for(core, word));
     // A reserved block reads as zeros whatever it contains, so it can be filled before the word changes.
     let reserved = word.is_unwritten() && core.superblock.page(word) != BlockNo::NONE;
     let block = if reserved {
@@ -291,9 +291,9 @@ fn fill_page(
     map_page(core, tx, PageId::new(ino, lblk), inode, word, block)
 }
 
-/// The class of a write to a page: only a page that was mapped before frees a block.
-fn class_for(word: PageWord) -> Class {
-    if word.is_hole() {
+/// The class of a write to a page: only a page that was mapped before, to a block of its own, frees a block.
+fn class_for(core: &Core, word: PageWord) -> Class {
+    if word.is_hole() || core.shares.is_shared(core.superblock.page(word)) {
         Class::Ordinary
     } else {
         Class::Replacing
@@ -310,7 +310,7 @@ fn map_page(
     block: BlockNo,
 ) -> Result<()> {
     let new = PageWord::of_block(block);
-    tx.set_class(class_for(word));
+    tx.set_class(class_for(core, word));
     if word.is_hole() {
         tx.insert_page(PageId::new(ino, lblk), new)?;
         inode.set_blocks(inode.blocks() + 1);

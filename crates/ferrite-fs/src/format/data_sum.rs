@@ -7,17 +7,20 @@
 //!
 //! Invariants:
 //! * The word is salted with the pool's seed, the inode and the logical block, so a block that a damaged mapping leads
-//!   to does not pass.
+//!   to does not pass. That of a shared block has an identity of its own instead, which it keeps.
 //! * A word is durable before the page word that leads to its block can be. A block waits for the journal's checkpoint
 //!   before it is used again, so no replay brings back the word of an earlier use.
 
-use ferrite_map::{BlockNo, Lblk, MapEntry, PageId, StoredWord};
+use ferrite_map::{BlockNo, Inum, Lblk, MapEntry, PageId, StoredWord};
 use ferrite_pm::Region;
 use ferrite_vfs::FsError;
 
 use crate::format::checksum::crc32c;
 use crate::format::layout::{BLOCK_BYTES, Superblock};
 use crate::format::page_buffer::PageBuffer;
+
+/// The identity in the words of shared blocks, which fits each page that names them. No file has this page.
+const SHARED: PageId = PageId::new(Inum::NONE, Lblk::FIRST);
 
 /// Set in every word, so that a zeroed table validates nothing.
 const MARKED: u64 = 1 << 32;
@@ -32,6 +35,22 @@ pub(crate) fn word(seed: u64, PageId { ino, lblk }: PageId, crc: u32) -> u64 {
     (mixed | MARKED) ^ u64::from(crc)
 }
 
+/// Whether `stored` is the word of a block that holds this page, or a shared block that does; `crc` as in [`word`].
+#[inline]
+pub(crate) fn fits(seed: u64, page: PageId, crc: u32, stored: u64) -> bool {
+    stored == word(seed, page, crc) || stored == word(seed, SHARED, crc)
+}
+
+/// The word of a shared block with the same content. The error is the difference from what the word should be.
+pub(crate) fn shared(seed: u64, page: PageId, stored: u64) -> Result<u64, u64> {
+    let (own, any) = (word(seed, page, 0), word(seed, SHARED, 0));
+    match (stored ^ own) >> 32 {
+        0 => Ok(stored ^ own ^ any),
+        _ if (stored ^ any) >> 32 == 0 => Ok(stored),
+        _ => Err(stored ^ own),
+    }
+}
+
 /// Returns another page of the same inode if the block of `entry`, a page of a file or link, was filled as that page:
 /// the mapping has it at a place that differs in one bit. The content of the block is not examined. Also `None` for
 /// data without checksums, and if the word is damaged.
@@ -44,7 +63,7 @@ pub(crate) fn misplaced(region: &Region, superblock: &Superblock, entry: &MapEnt
     }
     let stored = region.load(superblock.sum_word_offset(superblock.page(page))?) >> 32;
     let was = |lblk: Lblk| word(superblock.seed, PageId::new(ino, lblk), 0) >> 32 == stored;
-    if was(lblk) {
+    if was(lblk) || word(superblock.seed, SHARED, 0) >> 32 == stored {
         return None;
     }
     (0..u32::BITS)
@@ -65,11 +84,12 @@ pub(crate) fn wrong_word(region: &Region, superblock: &Superblock, entry: &MapEn
     let offset = superblock.sum_word_offset(block)?;
     let mut data = PageBuffer::take();
     region.read(superblock.block_offset(block), &mut data[..]);
-    let (stored, right) = (
-        region.load(offset),
-        word(superblock.seed, PageId::new(ino, lblk), crc32c(&data[..])),
-    );
-    (stored != right).then(|| {
+    let (page, crc) = (PageId::new(ino, lblk), crc32c(&data[..]));
+    let mark = superblock.mark(block);
+    let is_marked = mark.is_some_and(|(offset, bit)| region.load(offset) & bit != 0);
+    let identity = if is_marked { SHARED } else { page };
+    let (stored, right) = (region.load(offset), word(superblock.seed, identity, crc));
+    (!fits(superblock.seed, page, crc, stored)).then(|| {
         (
             mismatch(PageId::new(ino, lblk), block, stored ^ right),
             StoredWord::new(offset, right),
@@ -130,5 +150,18 @@ mod tests {
         );
         assert_ne!(own, changed);
         assert_ne!(word(0, PageId::from_raw(0, 0), 0), 0, "zeros never pass");
+    }
+
+    #[test]
+    fn the_word_of_a_shared_block_fits_all_its_pages_and_one_content() {
+        let (page, other) = (PageId::from_raw(5, 9), PageId::from_raw(6, 2));
+        let any = shared(7, page, word(7, page, 1234)).unwrap();
+        assert_eq!(shared(7, other, any), Ok(any));
+        for page in [page, other] {
+            assert!(fits(7, page, 1234, any));
+            assert!(!fits(7, page, 1235, any));
+        }
+        assert!(!fits(7, other, 1234, word(7, page, 1234)));
+        assert!(shared(7, other, word(7, page, 1234)).is_err());
     }
 }

@@ -46,6 +46,12 @@ pub(crate) const CRC_SPREAD: u32 = 0x9e37_79b1;
 const FLAG_INLINE: u32 = 1;
 /// Others may change the content in place, see `file::bound`.
 const FLAG_BOUND: u32 = 2;
+/// A directory without a name that has entries all the same: mount removes it with everything below.
+const FLAG_ORPHAN_TREE: u32 = 4;
+/// A part of a snapshot, which does not change until the snapshot is removed as a whole.
+const FLAG_READ_ONLY: u32 = 8;
+/// A directory whose entries are snapshots of its parent: making one takes it, and removing it removes all of it.
+const FLAG_SNAPSHOTS: u32 = 16;
 
 /// A copy of an inode. All-zero mode means free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,6 +146,26 @@ impl Inode {
         inode
     }
 
+    /// The inode of a clone of this one, on the free inode `free`: of the same kind and owner, with the same content
+    /// as far as that is in the inode, and nothing else that others refer to.
+    pub(crate) fn clone_onto(&self, free: &Inode, now: Timestamp) -> Inode {
+        let mut inode = *self;
+        inode.set_generation(free.reborn().generation());
+        inode.set_flags(self.flags() & FLAG_INLINE);
+        inode.set_blocks(0);
+        inode.set_xattr_block(BlockNo::NONE);
+        inode.set_entries(0);
+        inode.set_truncate_first(0);
+        inode.set_truncate_end(0);
+        if self.is_dir() {
+            inode.set_size(0);
+        }
+        inode.set_parent(Inum::NONE);
+        inode.set_ctime(now);
+        inode.set_btime(now);
+        inode
+    }
+
     /// Checksum of everything but itself, bound to the inode's number. Of the inline area, it covers only the content.
     pub(crate) fn checksum(&self, ino: Inum) -> u32 {
         let content = if self.is_inline() {
@@ -157,13 +183,13 @@ impl Inode {
         self.crc() == self.checksum(ino) || self.words == [0; INODE_WORDS]
     }
 
-    /// Whether size and counts are possible for a file in this pool, so that operations can do arithmetic on them. A
-    /// free inode keeps its old content.
+    /// Whether size and counts are possible for a file in this pool, so that operations can do arithmetic on them.
+    /// Files that share blocks may have any number of pages. A free inode keeps its old content.
     pub(crate) fn is_plausible(&self, superblock: &Superblock) -> bool {
         !self.in_use()
             || (self.size() <= MAX_FILE_BYTES
                 && (!self.is_inline() || self.size() <= INLINE_BYTES as u64)
-                && u64::from(self.blocks()) <= superblock.blocks
+                && (u64::from(self.blocks()) <= superblock.blocks || superblock.has_shared_blocks())
                 && self.nlink() <= LINK_MAX
                 && u64::from(self.entries()) <= superblock.name_slots)
     }
@@ -207,10 +233,14 @@ impl Inode {
     }
 
     pub(crate) fn set_inline(&mut self, inline: bool) {
-        self.set_flags(if inline {
-            self.flags() | FLAG_INLINE
+        self.set_flag(FLAG_INLINE, inline);
+    }
+
+    fn set_flag(&mut self, flag: u32, is_set: bool) {
+        self.set_flags(if is_set {
+            self.flags() | flag
         } else {
-            self.flags() & !FLAG_INLINE
+            self.flags() & !flag
         });
     }
 
@@ -221,11 +251,49 @@ impl Inode {
     }
 
     pub(crate) fn set_bound(&mut self, bound: bool) {
-        self.set_flags(if bound {
-            self.flags() | FLAG_BOUND
-        } else {
-            self.flags() & !FLAG_BOUND
-        });
+        self.set_flag(FLAG_BOUND, bound);
+    }
+
+    /// Whether it is a directory that is removed with everything below: one that nothing leads to yet, or any more.
+    pub(crate) fn is_orphan_tree(&self) -> bool {
+        self.flags() & FLAG_ORPHAN_TREE != 0
+    }
+
+    pub(crate) fn set_orphan_tree(&mut self, orphan: bool) {
+        self.set_flag(FLAG_ORPHAN_TREE, orphan);
+    }
+
+    /// Whether its entries are snapshots of its parent.
+    pub(crate) fn is_snapshots(&self) -> bool {
+        self.flags() & FLAG_SNAPSHOTS != 0
+    }
+
+    pub(crate) fn set_snapshots(&mut self) {
+        self.set_flag(FLAG_SNAPSHOTS, true);
+    }
+
+    /// Whether callers may not change it: a part of a snapshot, or a directory of snapshots.
+    #[inline]
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.flags() & (FLAG_READ_ONLY | FLAG_SNAPSHOTS) != 0
+    }
+
+    /// Whether the inode with these words is read-only and in use; one without names goes away.
+    #[inline]
+    pub(crate) fn is_kept_as_is(word: impl Fn(usize) -> u64) -> bool {
+        let flags = (word(W_RDEV_FLAGS) >> 32) as u32;
+        let (mode_bits, nlink) = (word(W_MODE_NLINK) as u32, word(W_MODE_NLINK) >> 32);
+        flags & (FLAG_READ_ONLY | FLAG_SNAPSHOTS) != 0 && mode_bits != 0 && nlink > 0
+    }
+
+    /// Makes it an ordinary inode.
+    pub(crate) fn clear_snapshot_flags(&mut self) {
+        self.set_flag(FLAG_READ_ONLY | FLAG_SNAPSHOTS, false);
+    }
+
+    /// Makes it a part of a snapshot, or of an ordinary clone.
+    pub(crate) fn set_read_only(&mut self, read_only: bool) {
+        self.set_flag(FLAG_READ_ONLY, read_only);
     }
 
     /// The inline area.

@@ -46,6 +46,8 @@ pub const MIN_POOL_BYTES: u64 = 4 << 20;
 pub const MAX_POOL_BYTES: u64 = 16 << 40;
 /// Largest file: logical blocks are counted in 32 bits.
 pub const MAX_FILE_BYTES: u64 = 1 << 44;
+/// Most pages for each block that the table of a mapping may be made for.
+pub const MAX_PAGES_PER_BLOCK: u64 = 64;
 /// Most inodes: an inode number has 32 bits, and 0 means none.
 pub const MAX_INODES: u64 = u32::MAX as u64 - 1;
 
@@ -87,6 +89,9 @@ pub const FEATURE_DATA_CHECKSUM: u64 = 1;
 /// Read-only-compatible feature: keys of HashFS are within reach of their homes, so a key that is not was damaged.
 /// Programs that do not know the feature may put keys anywhere, so they must not write.
 pub const FEATURE_KEYS_IN_REACH: u64 = 2;
+/// Read-only-compatible feature: pages of files may share blocks, and a table has a bit for each block that several may
+/// name. A program that does not know the feature would take them for damage, or free them while they are needed.
+pub const FEATURE_SHARED_BLOCKS: u64 = 4;
 /// Compatible feature: a table of the outcomes of changes with tokens, see `format/outcome.rs`. A program that does not
 /// know it takes no tokens, and leaves the table alone.
 pub const FEATURE_OUTCOMES: u64 = 1;
@@ -107,12 +112,19 @@ pub(super) const NEW_INCOMPAT: u64 = FEATURE_LINKED_RECORDS | FEATURE_CHECKS_APA
 /// Incompatible features that this program knows.
 const KNOWN_INCOMPAT: u64 = NEW_INCOMPAT | FEATURE_WORD_LAYOUT | FEATURE_GROWN;
 /// Read-only-compatible features that this program knows.
-const KNOWN_RO_COMPAT: u64 = FEATURE_DATA_CHECKSUM | FEATURE_KEYS_IN_REACH;
+const KNOWN_RO_COMPAT: u64 = FEATURE_DATA_CHECKSUM | FEATURE_KEYS_IN_REACH | FEATURE_SHARED_BLOCKS;
 
 const CRC_OFFSET: usize = 4088;
 
 /// Units and words of pools that need no others.
 pub(super) const DEFAULT_WORDS: (UnitSize, WordLayout) = (UnitSize::SMALLEST, WordLayout::HALVES);
+
+/// The table of the marks of shared blocks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MarkTable {
+    pub(crate) offset: u64,
+    pub(crate) words: u64,
+}
 
 /// Content of the first and the last block of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -165,6 +177,8 @@ pub struct Superblock {
     pub dedup_offset: u64,
     /// Its entries.
     pub dedup_slots: u64,
+    /// Offset of the marks of shared blocks; 0 without [`FEATURE_SHARED_BLOCKS`].
+    pub mark_offset: u64,
     /// Where page words are divided.
     pub words: WordLayout,
     /// Size of the units of page logs.
@@ -218,7 +232,7 @@ impl Superblock {
         if self.blocks > self.mapping.blocks_max() {
             return damaged("more blocks than its mapping can number");
         }
-        if self.map_slots != self.mapping.slots_for(self.blocks as u32, self.inodes as u32) {
+        if self.pages_per_block().is_none() {
             return damaged("the mapping table does not fit the number of blocks");
         }
         if !self
@@ -233,7 +247,23 @@ impl Superblock {
         if self.has_outcomes() != (self.dedup_offset != 0) || self.has_outcomes() != (self.dedup_slots != 0) {
             return damaged("a table of outcomes without the feature, or the feature without a table");
         }
+        if self.has_shared_blocks() != (self.mark_offset != 0) {
+            return damaged("a table of shared blocks without the feature, or the feature without a table");
+        }
         self.check_areas()
+    }
+
+    /// How many pages for each block the table of the mapping is for; `None` for a table of another size.
+    pub(crate) fn pages_per_block(&self) -> Option<u64> {
+        let most = match self.has_shared_blocks() {
+            true => MAX_PAGES_PER_BLOCK,
+            false => 1,
+        };
+        (1..=most).find(|pages| {
+            let pages = self.blocks.checked_mul(*pages);
+            let pages = pages.filter(|&pages| pages <= self.mapping.blocks_max());
+            pages.is_some_and(|pages| self.mapping.slots_for(pages as u32, self.inodes as u32) == self.map_slots)
+        })
     }
 
     /// Whether its tables lie after the data blocks.
@@ -252,11 +282,6 @@ impl Superblock {
             true => (self.dedup_offset, self.dedup_slots.checked_mul(ENTRY_BYTES)),
             false => (self.first_block.saturating_mul(BLOCK_BYTES), Some(0)),
         };
-        // Without the feature, an empty area where it would be.
-        let sums = match self.has_data_checksums() {
-            true => (self.sum_offset, self.blocks.checked_mul(SUM_BYTES)),
-            false => (outcomes.0, Some(0)),
-        };
         let journal = (self.journal_offset, u64::from(self.rings).checked_mul(self.ring_bytes));
         let inodes = (self.inode_offset, self.inodes.checked_mul(INODE_BYTES));
         let names = (self.name_offset, self.name_slots.checked_mul(8));
@@ -265,10 +290,14 @@ impl Superblock {
             self.first_block.saturating_mul(BLOCK_BYTES),
             self.blocks.checked_mul(BLOCK_BYTES),
         );
-        let areas = match (self.has_grown(), self.has_data_checksums()) {
-            (false, _) => vec![journal, inodes, names, map, sums, outcomes, data],
-            (true, true) => vec![journal, outcomes, data, inodes, names, map, sums],
-            (true, false) => vec![journal, outcomes, data, inodes, names, map],
+        let sums = self
+            .has_data_checksums()
+            .then(|| (self.sum_offset, self.blocks.checked_mul(SUM_BYTES)));
+        let marks = self.marks().map(|marks| (marks.offset, Some(marks.words * 8)));
+        let tables = [inodes, names, map].into_iter().chain(sums).chain(marks);
+        let areas: Vec<_> = match self.has_grown() {
+            false => std::iter::once(journal).chain(tables).chain([outcomes, data]).collect(),
+            true => [journal, outcomes, data].into_iter().chain(tables).collect(),
         };
         let mut end = 2 * BLOCK_BYTES;
         for (offset, len) in areas {
@@ -312,7 +341,7 @@ impl Superblock {
         }
     }
 
-    fn words(&self) -> [(usize, u64); 21] {
+    fn words(&self) -> [(usize, u64); 22] {
         [
             (32, self.seed),
             (40, self.size_bytes),
@@ -335,6 +364,7 @@ impl Superblock {
             (184, self.dedup_offset),
             (192, self.dedup_slots),
             (200, self.stored_word_layout()),
+            (208, self.mark_offset),
         ]
     }
 
@@ -393,6 +423,10 @@ impl Superblock {
             sum_offset: word(176),
             dedup_offset: word(184),
             dedup_slots: word(192),
+            mark_offset: match word(56) & FEATURE_SHARED_BLOCKS {
+                0 => 0,
+                _ => word(208),
+            },
             words,
             unit_size,
         })
@@ -482,6 +516,27 @@ impl Superblock {
     pub fn sum_word_offset(&self, block: BlockNo) -> Option<u64> {
         self.has_data_checksums()
             .then(|| self.sum_offset + (u64::from(block) - self.first_block) * SUM_BYTES)
+    }
+
+    /// Whether pages may share blocks.
+    pub fn has_shared_blocks(&self) -> bool {
+        self.features_ro_compat & FEATURE_SHARED_BLOCKS != 0
+    }
+
+    /// The table of marks, if pages may share blocks.
+    pub(crate) fn marks(&self) -> Option<MarkTable> {
+        self.has_shared_blocks().then_some(MarkTable {
+            offset: self.mark_offset,
+            words: self.blocks.div_ceil(64),
+        })
+    }
+
+    /// Where the mark of a block is: the offset of its word, and its bit. `None` if the block is no data block, or
+    /// cannot be shared.
+    pub(crate) fn mark(&self, block: BlockNo) -> Option<(u64, u64)> {
+        let table = self.marks().filter(|_| self.is_data_block(block))?;
+        let index = u64::from(block) - self.first_block;
+        Some((table.offset + index / 64 * 8, 1 << (index % 64)))
     }
 
     /// Offset of the outcome of slot `slot`, which is one of the table's.

@@ -12,8 +12,8 @@ use ferrite_vfs::volume::human_bytes;
 use crate::error::EngineError;
 use crate::format::layout::{
     BLOCK_BYTES, DEFAULT_WORDS, FEATURE_DATA_CHECKSUM, FEATURE_GROWN, FEATURE_KEYS_IN_REACH, FEATURE_OUTCOMES,
-    FEATURE_WORD_LAYOUT, FORMAT_VERSION, INODE_BYTES, MAX_INODES, MAX_NAMES, MAX_POOL_BYTES, MIN_POOL_BYTES,
-    NEW_INCOMPAT, SUM_BYTES, Superblock,
+    FEATURE_SHARED_BLOCKS, FEATURE_WORD_LAYOUT, FORMAT_VERSION, INODE_BYTES, MAX_INODES, MAX_NAMES,
+    MAX_PAGES_PER_BLOCK, MAX_POOL_BYTES, MIN_POOL_BYTES, NEW_INCOMPAT, SUM_BYTES, Superblock,
 };
 use crate::format::outcome::ENTRY_BYTES;
 use crate::format::unit::UnitSize;
@@ -24,7 +24,7 @@ const LARGE_POOL_BYTES: u64 = 1 << 40;
 
 /// Read-only-compatible features of a new pool.
 fn features_of(options: &MkfsOptions) -> u64 {
-    let mut features = 0;
+    let mut features = FEATURE_SHARED_BLOCKS;
     if options.data_checksum {
         features |= FEATURE_DATA_CHECKSUM;
     }
@@ -146,14 +146,26 @@ fn check_size(size_bytes: u64, options: &MkfsOptions) -> Result<(), EngineError>
     Ok(())
 }
 
-fn check_mapping(mapping: Mapping, blocks: u64, size_bytes: u64) -> Result<(), EngineError> {
-    match blocks <= mapping.blocks_max() {
+fn check_mapping(per_block: &PerBlock, blocks: u64, size_bytes: u64) -> Result<(), EngineError> {
+    let (mapping, pages) = (per_block.mapping, per_block.pages_per_block);
+    match blocks * pages <= mapping.blocks_max() {
         true => Ok(()),
         false => Err(EngineError::Options(format!(
-            "a pool of {} is too large for the mapping {mapping}, which numbers {} blocks; give it less, or make one with \
-             --mapping extent",
+            "a pool of {} with {pages} pages for each block is too large for the mapping {mapping}, which numbers {} \
+             pages; give it less, or make one with --mapping extent",
             human_bytes(size_bytes),
             mapping.blocks_max()
+        ))),
+    }
+}
+
+/// The number of pages for each block that a new pool's mapping has entries for.
+fn pages_per_block(options: &MkfsOptions) -> Result<u64, EngineError> {
+    let pages = u64::from(options.pages_per_block.unwrap_or(1));
+    match (1..=MAX_PAGES_PER_BLOCK).contains(&pages) {
+        true => Ok(pages),
+        false => Err(EngineError::Options(format!(
+            "entries for {pages} pages a block: choose 1 to {MAX_PAGES_PER_BLOCK}"
         ))),
     }
 }
@@ -178,15 +190,30 @@ fn largest(most: u64, fits: impl Fn(u64) -> bool) -> u64 {
 }
 
 /// The tables that have a share for each data block.
-struct Shares {
+struct PerBlock {
     mapping: Mapping,
     inodes: u64,
     data_checksum: bool,
+    has_marks: bool,
+    pages_per_block: u64,
 }
 
-impl Shares {
+impl PerBlock {
+    /// Those of a new pool.
+    fn of_new(options: &MkfsOptions, inodes: u64) -> Result<Self, EngineError> {
+        Ok(PerBlock {
+            mapping: options.mapping,
+            inodes,
+            data_checksum: options.data_checksum,
+            has_marks: true,
+            pages_per_block: pages_per_block(options)?,
+        })
+    }
+
     fn map_slots(&self, blocks: u64) -> u64 {
-        self.mapping.slots_for(blocks as u32, self.inodes as u32)
+        // Too many to be numbered are refused when the number of blocks is known.
+        let pages = u32::try_from(blocks * self.pages_per_block).unwrap_or(u32::MAX);
+        self.mapping.slots_for(pages, self.inodes as u32)
     }
 
     fn map_bytes(&self, blocks: u64) -> u64 {
@@ -201,10 +228,22 @@ impl Shares {
         }
     }
 
-    /// As many blocks as fit together with their shares.
+    fn mark_bytes(&self, blocks: u64) -> u64 {
+        match self.has_marks {
+            true => (blocks.div_ceil(64) * 8).next_multiple_of(BLOCK_BYTES),
+            false => 0,
+        }
+    }
+
+    /// Bytes of all of them.
+    fn bytes(&self, blocks: u64) -> u64 {
+        self.map_bytes(blocks) + self.sum_bytes(blocks) + self.mark_bytes(blocks)
+    }
+
+    /// As many blocks as fit together with their per_block.
     fn blocks_in(&self, space: u64) -> u64 {
         largest(space / BLOCK_BYTES, |blocks| {
-            self.map_bytes(blocks) + self.sum_bytes(blocks) + blocks * BLOCK_BYTES <= space
+            self.bytes(blocks) + blocks * BLOCK_BYTES <= space
         })
     }
 }
@@ -229,26 +268,23 @@ impl Superblock {
         let dedup_slots = (size_bytes >> 18).min(4096) * ENTRY_BYTES / BLOCK_BYTES * BLOCK_BYTES / ENTRY_BYTES;
         let dedup_bytes = dedup_slots * ENTRY_BYTES;
         let space = (size_bytes - BLOCK_BYTES).saturating_sub(map_offset + dedup_bytes);
-        let mapping = options.mapping;
-        let shares = Shares {
-            mapping,
-            inodes,
-            data_checksum: options.data_checksum,
-        };
-        let blocks = shares.blocks_in(space);
-        check_mapping(mapping, blocks, size_bytes)?;
+        let per_block = PerBlock::of_new(options, inodes)?;
+        let blocks = per_block.blocks_in(space);
+        check_mapping(&per_block, blocks, size_bytes)?;
         if blocks < 128 {
             return Err(EngineError::Options(format!(
                 "{inodes} inodes, {name_slots} names and {rings} rings leave {blocks} data blocks in {size_bytes} \
                  bytes; ask for fewer of them or a larger --size"
             )));
         }
-        let map_end = map_offset + shares.map_bytes(blocks);
-        let dedup_offset = map_end + shares.sum_bytes(blocks);
+        let map_end = map_offset + per_block.map_bytes(blocks);
+        let dedup_offset = map_offset + per_block.bytes(blocks);
         let superblock = Superblock {
             version: FORMAT_VERSION,
             uuid,
-            seed: mapping.seed_for(options.seed.unwrap_or((uuid >> 64) as u64 ^ uuid as u64)),
+            seed: options
+                .mapping
+                .seed_for(options.seed.unwrap_or((uuid >> 64) as u64 ^ uuid as u64)),
             size_bytes,
             features_compat: if dedup_slots > 0 { FEATURE_OUTCOMES } else { 0 },
             features_ro_compat: features_of(options),
@@ -256,7 +292,7 @@ impl Superblock {
                 true => NEW_INCOMPAT,
                 false => NEW_INCOMPAT | FEATURE_WORD_LAYOUT,
             },
-            mapping,
+            mapping: options.mapping,
             rings,
             ring_bytes,
             journal_offset,
@@ -265,7 +301,7 @@ impl Superblock {
             name_offset,
             name_slots,
             map_offset,
-            map_slots: shares.map_slots(blocks),
+            map_slots: per_block.map_slots(blocks),
             first_block: (dedup_offset + dedup_bytes) / BLOCK_BYTES,
             blocks,
             reserve_blocks: reserve_for(blocks),
@@ -273,6 +309,7 @@ impl Superblock {
             sum_offset: if options.data_checksum { map_end } else { 0 },
             dedup_offset: if dedup_slots > 0 { dedup_offset } else { 0 },
             dedup_slots,
+            mark_offset: map_end + per_block.sum_bytes(blocks),
             words,
             unit_size,
         };
@@ -291,14 +328,16 @@ impl Superblock {
         let names = scaled(self.name_slots).clamp(self.name_slots, MAX_NAMES.max(self.name_slots));
         let name_slots = names.next_multiple_of(BLOCK_BYTES / 8);
         let fixed_bytes = inodes * INODE_BYTES + name_slots * 8;
-        let shares = Shares {
+        let per_block = PerBlock {
             mapping: self.mapping,
             inodes,
             data_checksum: self.has_data_checksums(),
+            has_marks: self.has_shared_blocks(),
+            pages_per_block: self.pages_per_block().unwrap_or(1),
         };
         let first = self.first_block * BLOCK_BYTES;
         let space = (size_bytes - BLOCK_BYTES).saturating_sub(first + fixed_bytes);
-        let blocks = shares.blocks_in(space);
+        let blocks = per_block.blocks_in(space);
         let inode_offset = first + blocks * BLOCK_BYTES;
         if inode_offset < self.size_bytes {
             let missing_bytes = self.size_bytes - inode_offset;
@@ -309,8 +348,9 @@ impl Superblock {
                 human_bytes(size_bytes + missing_bytes * 2)
             ));
         }
-        check_mapping(self.mapping, blocks, size_bytes)?;
+        check_mapping(&per_block, blocks, size_bytes)?;
         let map_offset = inode_offset + fixed_bytes;
+        let map_end = map_offset + per_block.map_bytes(blocks);
         let grown = Superblock {
             size_bytes,
             features_incompat: self.features_incompat | FEATURE_GROWN,
@@ -319,11 +359,15 @@ impl Superblock {
             name_offset: inode_offset + inodes * INODE_BYTES,
             name_slots,
             map_offset,
-            map_slots: shares.map_slots(blocks),
+            map_slots: per_block.map_slots(blocks),
             blocks,
             reserve_blocks: reserve_for(blocks),
             sum_offset: match self.has_data_checksums() {
-                true => map_offset + shares.map_bytes(blocks),
+                true => map_end,
+                false => 0,
+            },
+            mark_offset: match self.has_shared_blocks() {
+                true => map_end + per_block.sum_bytes(blocks),
                 false => 0,
             },
             ..self.clone()
@@ -361,5 +405,26 @@ impl Superblock {
             ));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_that_grows_keeps_the_pages_a_block() {
+        for &mapping in Mapping::ALL {
+            let options = MkfsOptions::default().mapping(mapping).pages_per_block(5);
+            let superblock = Superblock::plan(64 << 20, &options, 1, 0).unwrap();
+            let larger = superblock.grown(200 << 20).unwrap();
+            let is_tree = matches!(mapping, Mapping::Radix | Mapping::Extent);
+            let pages = Some(if is_tree { 1 } else { 5 });
+            assert_eq!((superblock.pages_per_block(), larger.pages_per_block()), (pages, pages));
+        }
+        for refused in [0, 65] {
+            let options = MkfsOptions::default().pages_per_block(refused);
+            assert!(Superblock::plan(64 << 20, &options, 1, 0).is_err());
+        }
     }
 }

@@ -30,10 +30,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_checks::condvar::Condvar;
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_checks::ranked::{Mutex, MutexGuard};
-use ferrite_map::Resource;
+use ferrite_map::{BlockNo, Resource};
 use ferrite_pm::{DirtyLines, PmError, Region};
 use rustc_hash::FxHashSet;
 
@@ -73,6 +73,8 @@ pub(crate) struct Committed {
 pub(crate) struct Pending {
     pub(crate) blocks: u64,
     pub(crate) map_slots: u64,
+    /// Pages whose blocks other pages still have.
+    pub(crate) shared_pages: u64,
 }
 
 /// A record's number is less than this above the checkpoint, or above a record that was durable before it was streamed.
@@ -587,13 +589,14 @@ impl Journal {
     }
 
     /// Resources that were freed but are not reusable yet, without those on their way to the free maps, see
-    /// [`Self::while_settled`].
-    pub(crate) fn pending(&self) -> Pending {
+    /// [`Self::while_settled`]. `is_last` says whether a block becomes free with
+    /// this page.
+    pub(crate) fn pending(&self, is_last: &mut dyn FnMut(BlockNo) -> bool) -> Pending {
         let mut pending = Pending::default();
         for ring in &self.rings {
             for (_, resource) in &ring.state.lock().freed {
                 match resource {
-                    Resource::Block(_) => pending.blocks += 1,
+                    Resource::Block(block) => pending.blocks += u64::from(is_last(*block)),
                     Resource::MapSlot(_) => pending.map_slots += 1,
                     // Never wait, see `Tx::freed`.
                     Resource::Inode(_) | Resource::NameSlot(_) | Resource::LogSegment(..) => {}

@@ -238,7 +238,11 @@ fn copy(
     cause: Cause,
 ) -> Result<()> {
     let PageId { ino, lblk } = page;
-    tx.set_class(Class::Replacing);
+    // A block that other pages have does not become free.
+    tx.set_class(match core.shares.is_shared(core.superblock.page(word)) {
+        true => Class::Ordinary,
+        false => Class::Replacing,
+    });
     let mut merged = PageBuffer::take();
     // The copy gets a new checksum: damage that was not detected here would never be.
     match tx.is_bound() && !word.has_log() {

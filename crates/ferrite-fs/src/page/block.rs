@@ -76,11 +76,8 @@ fn check_identity(core: &Core, page: PageId, block: BlockNo) -> Result<()> {
     let Some(offset) = core.superblock.sum_word_offset(block) else {
         return Ok(());
     };
-    let difference = core.region.load(offset) ^ data_sum::word(core.superblock.seed, page, 0);
-    match difference >> 32 {
-        0 => Ok(()),
-        _ => Err(mismatch(page, block, difference)),
-    }
+    let shared = data_sum::shared(core.superblock.seed, page, core.region.load(offset));
+    shared.map(drop).map_err(|difference| mismatch(page, block, difference))
 }
 
 fn read_verified(core: &Core, page: PageId, block: BlockNo, from: usize, part: &mut [u8]) -> Result<()> {
@@ -98,15 +95,12 @@ fn read_verified(core: &Core, page: PageId, block: BlockNo, from: usize, part: &
 
 /// Verifies that `data`, copied from all of `block`, was written there as `page`.
 fn verify(core: &Core, page: PageId, block: BlockNo, data: &[u8]) -> Result<()> {
-    match for_block(core, page, block, data) {
-        Some(expected) => {
-            let stored = core.region.load(expected.offset);
-            if stored == expected.value {
-                Ok(())
-            } else {
-                Err(mismatch(page, block, stored ^ expected.value))
-            }
-        }
-        None => Ok(()),
+    let Some(offset) = core.superblock.sum_word_offset(block) else {
+        return Ok(());
+    };
+    let (seed, crc, stored) = (core.superblock.seed, crc32c(data), core.region.load(offset));
+    match data_sum::fits(seed, page, crc, stored) {
+        true => Ok(()),
+        false => Err(mismatch(page, block, stored ^ data_sum::word(seed, page, crc))),
     }
 }

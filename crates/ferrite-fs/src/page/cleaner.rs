@@ -28,7 +28,7 @@ pub(crate) fn start(core: Arc<Core>) -> std::io::Result<Background> {
 
 /// Whether less than this share of the blocks is free.
 fn is_low(core: &Core, percent: u8) -> bool {
-    let free = core.alloc.free() + core.journal.pending().blocks;
+    let free = core.alloc.free() + core.pending().blocks;
     free * 100 < core.superblock.blocks * u64::from(percent)
 }
 

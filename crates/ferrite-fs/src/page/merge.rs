@@ -143,11 +143,12 @@ fn merged_page(core: &Core, mem: &InodeMem, version: u64, lblk: Lblk) -> Result<
         return Ok(None);
     }
     core.told(read)?;
-    // The merge also frees a block, so it leaves no debt to the reserve.
-    let (block, _) = core
-        .alloc
-        .claim_any(Class::Replacing)
-        .ok_or(FsError::NoSpace(SpaceOf::Blocks))?;
+    // If no other page has the block, the merge frees it, and leaves no debt to the reserve.
+    let class = match core.shares.is_shared(core.superblock.page(word)) {
+        true => Class::Ordinary,
+        false => Class::Replacing,
+    };
+    let (block, _) = core.alloc.claim_any(class).ok_or(FsError::NoSpace(SpaceOf::Blocks))?;
     core.region.stream(core.superblock.block_offset(block), &merged[..]);
     let made = Merged {
         lblk,
@@ -206,11 +207,13 @@ fn swing(core: &Core, mem: &InodeMem, page: &Merged) -> bool {
 /// true. Returns how many were merged.
 pub(crate) fn merge_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn FnMut() -> bool) -> Result<usize> {
     core.candidates.prune(&|page| scan::may_have_log(core, page));
+    // A merge of a shared page takes more space than it frees.
+    let helps = |word| cause != Cause::LowSpace || !core.shares.is_shared(core.superblock.page(word));
     let length = |&page: &PageId| {
         let word = core.map.get(page);
         // A log that cannot be read may just be in use by a writer: the page must not drop out of the lists for that.
         let units = || scan::newest(core, page, word).map_or(0, |entry| entry.trailer.log_units);
-        word.has_log().then(units)
+        (word.has_log() && helps(word)).then(units)
     };
     let taken = core.candidates.take(most);
     let mut pages = Vec::new();

@@ -7,12 +7,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_utils::CachePadded;
+use crossbeam_utils::sync::ShardedLock;
 use ferrite_checks::ranked::Mutex;
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::{BlockNo, FileMap, Inum, MapError, Resource};
 use ferrite_pm::profile::{self, ProfileSpan};
 use ferrite_pm::{Medium, PmError, Region, line_trace};
 use ferrite_vfs::{Attr, FsError, Ino, Result, SpaceOf, Timestamp};
+use rustc_hash::FxHashMap;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::background::Stop;
@@ -25,13 +27,14 @@ use crate::format::layout::{LINE_BYTES, Superblock};
 use crate::format::unit::Unit;
 use crate::health::quarantine::Quarantine;
 use crate::health::runtime_errors::RuntimeErrors;
-use crate::journal::Journal;
+use crate::journal::{Journal, Pending};
 use crate::lock_order;
-use crate::options::MountOptions;
+use crate::options::{Mapping, MountOptions};
 use crate::pool::slots::Slots;
 use crate::space::blocks::BlockAlloc;
 use crate::space::names::NameTable;
 use crate::space::segments::LogSpace;
+use crate::space::shares::Shares;
 use crate::thread::thread_number;
 
 /// Optimistic reads of an inode before the shared lock is taken.
@@ -55,6 +58,7 @@ pub(crate) struct Core {
     pub(crate) options: MountOptions,
     pub(crate) journal: Journal,
     pub(crate) alloc: BlockAlloc,
+    pub(crate) shares: Shares,
     pub(crate) map: Box<dyn FileMap>,
     pub(crate) names: NameTable,
     pub(crate) log_space: LogSpace,
@@ -70,6 +74,10 @@ pub(crate) struct Core {
     pub(crate) keeps_mapped_ranges: bool,
     /// DRAM for that.
     pub(crate) mapped_ranges_budget: Arc<Budget>,
+    /// Held shared by each change that a caller makes, before all other locks but that of a token's slot, and
+    /// exclusively while a tree is cloned. Upkeep, calls of adapters, and attributes in which a service keeps its state
+    /// do without it.
+    pub(crate) changes: ShardedLock<()>,
     /// Held by renames that move a directory: only these change which directory is an ancestor of which.
     pub(crate) rename: Mutex<lock_order::Rename, ()>,
     /// Write-back is deferred, and each commit waits for a sync, which it shares with others.
@@ -230,6 +238,42 @@ impl Core {
             .map_err(|error| self.fail(&error))
     }
 
+    /// Whether the mapping has entries for so many pages without blocks of their own. Those with blocks come first: a
+    /// table keeps entries for all blocks, and a tenth of them free, so that lookups stay short. Otherwise pages could
+    /// not be written while blocks are free.
+    pub(crate) fn has_entries_to_share(&self, pages: u64) -> bool {
+        if matches!(self.superblock.mapping, Mapping::Radix | Mapping::Extent) {
+            return true;
+        }
+        let (slots, blocks) = (self.superblock.map_slots, self.superblock.blocks);
+        if self.shares.pages() + pages <= (slots - blocks) / 2 {
+            return true;
+        }
+        // An entry of this structure may have several pages.
+        let free = || self.map.slots().free;
+        self.superblock.mapping == Mapping::Leaf && free() >= self.alloc.free() + pages + slots / 10
+    }
+
+    /// Resources that were freed but are not reusable yet. Blocks that other pages name are not among them.
+    pub(crate) fn pending(&self) -> Pending {
+        let mut dropped: FxHashMap<BlockNo, u32> = FxHashMap::default();
+        let mut pending = self.journal.pending(&mut |block| {
+            let further = self.shares.further(block);
+            // A block of several pages, all of which may be gone.
+            further == 0 || {
+                let dropped = dropped.entry(block).or_default();
+                *dropped += 1;
+                *dropped > further
+            }
+        });
+        pending.shared_pages = dropped
+            .iter()
+            .map(|(&block, &count)| count.min(self.shares.further(block)))
+            .map(u64::from)
+            .sum();
+        pending
+    }
+
     /// Releases many resources, in order and with prefetching: most lines of the free maps are in other cores' caches.
     pub(crate) fn release_all(&self, mut freed: Vec<Resource>) {
         // Mostly blocks, which plain numbers sort in a third of the time.
@@ -241,6 +285,9 @@ impl Core {
             }
             _ => true,
         });
+        if self.shares.any() {
+            blocks.retain(|&block| !self.shares.drop_one(block));
+        }
         blocks.sort_unstable();
         freed.sort_unstable();
         let before_blocks = freed.partition_point(|&resource| resource < Resource::Block(BlockNo::NONE));
@@ -255,7 +302,7 @@ impl Core {
     /// moment, so all changes are stopped. The caller continues with its other resources.
     pub(crate) fn release(&self, resource: Resource) {
         let was_used = match resource {
-            Resource::Block(block) => self.alloc.release(block),
+            Resource::Block(block) => self.shares.drop_one(block) || self.alloc.release(block),
             Resource::MapSlot(slot) => self.map.release(slot),
             Resource::Inode(ino) => {
                 let was_used = self.inode_map.release(u64::from(ino));
@@ -312,9 +359,13 @@ impl Core {
 
     /// Starts loading the inode that [`Self::claim_inode`] will most likely give this thread.
     pub(crate) fn prefetch_free_inode(&self) {
-        let ino = self.inode_cursor().load(Ordering::Relaxed);
-        if ino < self.superblock.inodes {
-            let offset = self.superblock.inode_offset(Inum::new(ino as u32));
+        self.prefetch_inode(Inum::new(self.inode_cursor().load(Ordering::Relaxed) as u32));
+    }
+
+    /// Starts loading an inode, if the number is one.
+    pub(crate) fn prefetch_inode(&self, ino: Inum) {
+        if u64::from(ino) < self.superblock.inodes {
+            let offset = self.superblock.inode_offset(ino);
             self.region.prefetch(offset);
             self.region.prefetch(offset + LINE_BYTES);
         }

@@ -6,3 +6,4 @@
 pub(crate) mod blocks;
 pub(crate) mod names;
 pub(crate) mod segments;
+pub(crate) mod shares;

@@ -33,7 +33,10 @@ pub(crate) fn setattr(core: &Core, ctx: &Ctx, ino: Ino, set: &SetAttr, through: 
         let mut new = old;
         let now = Core::now();
         let set = &match ctx.check {
-            true => posix::may_setattr(&core.attr(inode.ino, &old)?, &ctx.cred, set, through != Through::Inode)?,
+            true => {
+                let guarded = rights::guarded(core, ctx, (inode.ino, &old))?;
+                posix::may_setattr(&guarded, &ctx.cred, set, through != Through::Inode)?
+            }
             false => *set,
         };
         let size = set.size.filter(|&size| old.is_file() && size <= MAX_FILE_BYTES);
@@ -45,10 +48,13 @@ pub(crate) fn setattr(core: &Core, ctx: &Ctx, ino: Ino, set: &SetAttr, through: 
         {
             rights::refuse_if_written(core, inode.ino)?;
         }
-        let mut tx = Tx::on(core, Purpose::Change, &old);
-        if posix::takes_capability(set) {
-            rights::take(core, &mut tx, &inode, &mut new)?;
-        }
+        // The directory of snapshots follows its parent to another owner.
+        let purpose = match old.is_snapshots() {
+            true => Purpose::Clone,
+            false => Purpose::Change,
+        };
+        let mut tx = Tx::on(core, purpose, &old);
+        rights::follow(core, &mut tx, &inode, &mut new, set)?;
         apply(ctx, &mut new, set, now);
         let mut later = None;
         if let Some(size) = set.size {

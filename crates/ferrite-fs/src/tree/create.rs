@@ -6,13 +6,17 @@ use std::sync::Arc;
 use ferrite_map::{Inum, Lblk, PageId, PageWord};
 use ferrite_pm::profile::{self, ProfileSpan};
 use ferrite_vfs::posix::Inherited;
-use ferrite_vfs::{Attr, Ctx, FileKind, FsError, Ino, LINK_MAX, Outcome, Result, Timestamp, posix};
+use ferrite_vfs::{
+    Attr, Ctx, FileKind, FsError, Ino, LINK_MAX, Outcome, Result, SNAPSHOTS_NAME, Timestamp, Unsupported, acl, posix,
+};
 
 use super::lookup::{check_dir, gone};
 use super::{dir, permission};
 use crate::cache::inodes::{Exclusive, InodeMem};
+use crate::file::rights;
 use crate::format::inode::{INLINE_BYTES, Inode};
 use crate::format::layout::BLOCK_BYTES;
+use crate::format::xattr::Attributes;
 use crate::page::block;
 use crate::pool::core::{Core, map_error};
 use crate::pool::locks::LockSet;
@@ -65,17 +69,13 @@ pub(crate) fn create(
         let place = OnceCell::new();
         let child = profile::within(ProfileSpan::Books, || core.inodes.fresh(ino, &place));
         let now = Core::now();
-        let Inherited { gid, mode } = posix::inherit(&core.attr(parent.ino, &directory)?, &ctx.cred, new.mode, is_dir);
-        let mut inode = profile::within(ProfileSpan::Lookup, || core.load(ino)).reborn();
-        inode.set_mode_bits(new.kind.mode_bits() | mode & 0o7777);
-        inode.set_uid(ctx.cred.uid);
-        inode.set_gid(gid);
-        initialize(&mut inode, new, now);
+        let mut inode = new_inode(core, ctx, &mut tx, ino, (parent.ino, &directory), new)?;
+        if is_dir && name == SNAPSHOTS_NAME {
+            hold_snapshots(core, ctx, &directory, &mut inode)?;
+        }
         if is_dir {
-            inode.set_parent(parent.ino);
             directory.set_nlink(directory.nlink() + 1);
         }
-        store_target(core, &mut tx, ino, &mut inode, new.target)?;
         directory.set_mtime(now);
         directory.set_ctime(now);
         let space = (&mut directory, parent_lock.hints());
@@ -101,6 +101,52 @@ pub(crate) fn create(
         let attr = core.locked_attr(child.inode, &inode)?;
         Ok((Arc::clone(child.inode), attr))
     })
+}
+
+/// Makes a new directory the one of the snapshots of its parent. It belongs to the owner of that, who alone may take
+/// snapshots, besides root.
+fn hold_snapshots(core: &Core, ctx: &Ctx, parent: &Inode, inode: &mut Inode) -> Result<()> {
+    if !core.superblock.has_shared_blocks() {
+        return Err(FsError::NotSupported(Unsupported::Clone));
+    }
+    if ctx.check && !ctx.cred.is_root() && ctx.cred.uid != parent.uid() {
+        return Err(FsError::NotPermitted);
+    }
+    inode.set_uid(parent.uid());
+    inode.set_gid(parent.gid());
+    inode.set_snapshots();
+    Ok(())
+}
+
+/// The inode of a new file in this directory, with the lists it inherits and its target in `tx`, which does not put the
+/// inode itself yet.
+fn new_inode(
+    core: &Core,
+    ctx: &Ctx,
+    tx: &mut Tx<'_>,
+    ino: Inum,
+    (parent, directory): (Inum, &Inode),
+    new: &New<'_>,
+) -> Result<Inode> {
+    let is_dir = new.kind == FileKind::Directory;
+    let default = rights::attribute(core, parent, directory, acl::DEFAULT)?;
+    let lists = acl::inherit(default.as_deref(), new.kind, new.mode, ctx.umask)?;
+    let attr = core.attr(parent, directory)?;
+    let Inherited { gid, mode } = posix::inherit(&attr, &ctx.cred, lists.mode, is_dir);
+    let mut inode = profile::within(ProfileSpan::Lookup, || core.load(ino)).reborn();
+    inode.set_mode_bits(new.kind.mode_bits() | mode & 0o7777);
+    inode.set_uid(ctx.cred.uid);
+    inode.set_gid(gid);
+    initialize(&mut inode, new, Core::now());
+    if is_dir {
+        inode.set_parent(parent);
+    }
+    store_target(core, tx, ino, &mut inode, new.target)?;
+    let lists: Attributes = lists.attributes().collect();
+    if !lists.is_empty() {
+        rights::put_attributes(core, tx, ino, &mut inode, &lists)?;
+    }
+    Ok(inode)
 }
 
 /// A new whiteout: a character device 0:0 that hides its name in the layers below an overlay. In `tx`, which puts its
@@ -142,7 +188,7 @@ fn initialize(inode: &mut Inode, new: &New<'_>, now: Timestamp) {
 }
 
 /// Stores a link's target in the inode, or in the link's first page.
-fn store_target(core: &Core, tx: &mut Tx<'_>, ino: Inum, inode: &mut Inode, target: &[u8]) -> Result<()> {
+pub(super) fn store_target(core: &Core, tx: &mut Tx<'_>, ino: Inum, inode: &mut Inode, target: &[u8]) -> Result<()> {
     inode.set_size(target.len() as u64);
     if target.len() <= INLINE_BYTES {
         inode.write_inline(0, target);

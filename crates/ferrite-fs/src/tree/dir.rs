@@ -9,9 +9,9 @@
 //! the end of its last mapped block. [`DirHints`] are hints: every use checks the medium.
 
 use ferrite_map::{BlockNo, Inum, Lblk, MapTx, PageId, PageWord, Resource};
-use ferrite_vfs::{DirEntry, FileKind, FsError, Result, Shown};
+use ferrite_vfs::{DirEntry, FileKind, FsError, Result, SNAPSHOTS_NAME, Shown};
 
-use crate::cache::inodes::DirHints;
+use crate::cache::inodes::{DirHints, InodeMem};
 use crate::file::truncate;
 use crate::format::data_sum;
 use crate::format::dentry::{self, FIRST_ENTRY};
@@ -28,6 +28,8 @@ const HOLES_MAX: u64 = 64;
 /// Up to this many logical blocks are tried one by one. In a larger directory of which few blocks are mapped, the
 /// mapped ones are listed first.
 const WALK_MAX: u64 = 4096;
+/// Entries that a walk of a tree takes at a time.
+const ENTRIES_AT_A_TIME: usize = 64;
 
 /// Where an entry will go, until its record is committed.
 pub(crate) struct Planned {
@@ -36,6 +38,7 @@ pub(crate) struct Planned {
 }
 
 /// A stretch of free space: its position in the directory and in the pool, and its length.
+#[derive(Clone, Copy)]
 struct Space {
     position: u64,
     offset: u64,
@@ -234,6 +237,53 @@ pub(crate) fn insert(
     })
 }
 
+/// Fills a directory that nothing leads to yet: several entries by one record, one after the other.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Filler {
+    /// The rest of the last block.
+    space: Option<Space>,
+}
+
+impl Filler {
+    /// Adds the entry of `key`. Before the commit, [`Self::end`] must be called.
+    pub(super) fn add(
+        &mut self,
+        core: &Core,
+        tx: &mut Tx<'_>,
+        key: &Key<'_>,
+        inode: &mut Inode,
+        child: (Inum, FileKind),
+    ) -> Result<()> {
+        let need = dentry::entry_bytes(key.name);
+        let space = match self.space.filter(|space| space.len_bytes >= need) {
+            Some(space) => space,
+            None => {
+                self.end(tx);
+                add_block(core, tx, key.parent, inode, None)?
+            }
+        };
+        dentry::encode(key.parent, child.0, child.1, key.name, need, |at, word| {
+            tx.set_word(space.offset + at, word)
+        });
+        core.names.insert(tx, key, space.offset)?;
+        inode.set_entries(inode.entries() + 1);
+        let len_bytes = space.len_bytes - need;
+        self.space = (len_bytes > 0).then_some(Space {
+            position: space.position + need,
+            offset: space.offset + need,
+            len_bytes,
+        });
+        Ok(())
+    }
+
+    /// Makes what is left of the last block a free entry.
+    pub(super) fn end(&self, tx: &mut Tx<'_>) {
+        if let Some(space) = self.space {
+            tx.set_word(space.offset, dentry::free_word(space.len_bytes));
+        }
+    }
+}
+
 /// Forgets the free entry after the last insert, but not that its block has space.
 fn leave_tail(hints: &mut DirHints) {
     if let Some(position) = hints.tail.take() {
@@ -392,6 +442,40 @@ fn check_absent(core: &Core, dir: Inum, inode: &Inode, name: &[u8]) -> Result<()
 fn lost_names(dir: Inum, count: u64) -> FsError {
     let what = format!("lost {count} of the names in this directory; run `ferrite fsck --repair`");
     FsError::damaged(u64::from(dir), what)
+}
+
+/// An entry as [`list_some`] finds it.
+pub(super) struct Listed {
+    pub(super) name: Vec<u8>,
+    pub(super) ino: Inum,
+    pub(super) next_cookie: u64,
+}
+
+/// The next entries from position `cookie` on, for a walk of a tree: none at the end. Takes the directory's lock, and
+/// starts loading the inodes.
+pub(super) fn list_some(core: &Core, dir: &InodeMem, cookie: u64) -> Result<Vec<Listed>> {
+    let _lock = dir.read();
+    let inode = core.load_live(dir)?;
+    let mut entries = Vec::new();
+    list(core, dir.ino, &inode, cookie, &mut |entry| {
+        let ino = Inum::new(entry.ino as u32);
+        core.prefetch_inode(ino);
+        entries.push(Listed {
+            name: entry.name.to_vec(),
+            ino,
+            next_cookie: entry.next_cookie,
+        });
+        entries.len() < ENTRIES_AT_A_TIME
+    })?;
+    Ok(entries)
+}
+
+/// Whether listings leave an entry out: a directory of snapshots. Walks of all that is there have it.
+#[inline]
+pub(crate) fn is_hidden(core: &Core, entry: &DirEntry<'_>) -> bool {
+    // Without its lock: the flag is as old as the inode, which lives as long as it has this name.
+    let holds_snapshots = || core.inode(entry.ino).is_ok_and(|mem| core.load(mem.ino).is_snapshots());
+    entry.name == SNAPSHOTS_NAME && entry.kind == FileKind::Directory && holds_snapshots()
 }
 
 /// Lists from position `cookie` on, as [`ferrite_vfs::FileSystem::readdir`] requires. If the directory has lost names,

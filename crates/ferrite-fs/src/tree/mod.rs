@@ -7,6 +7,7 @@
 //! rests on, then commits one record. If something has changed in between, it restarts.
 
 pub(crate) mod attr;
+pub(crate) mod clone;
 pub(crate) mod create;
 pub(crate) mod dir;
 pub(crate) mod lookup;

@@ -7,6 +7,7 @@ use ferrite_vfs::{Attr, Ctx, FileKind, FsError, Ino, NewFile, OpenMode, ROOT_INO
 use super::create::{self, New};
 use super::lookup;
 use crate::cache::inodes::InodeMem;
+use crate::file::rights;
 use crate::pool::core::Core;
 
 /// A file that is pinned for its handle, and a second time if the context asks for that.
@@ -17,7 +18,8 @@ pub(crate) struct Taken {
 }
 
 /// Pins a regular file for a handle that is opened like this; returns its attributes. Another kind of inode, or one
-/// that the caller may not open like this, is refused; so is, on a pool that is read-only, an open that allows changes.
+/// that the caller may not open like this, is refused; so is, in a snapshot or on a pool that is read-only, an open
+/// that allows changes.
 pub(crate) fn pin(core: &Core, ctx: &Ctx, inode: &Arc<InodeMem>, mode: OpenMode) -> Result<Attr> {
     let _lock = inode.read();
     let loaded = core.load_live(inode)?;
@@ -28,9 +30,13 @@ pub(crate) fn pin(core: &Core, ctx: &Ctx, inode: &Arc<InodeMem>, mode: OpenMode)
     // Before the permissions, as in Linux.
     if attr.kind == FileKind::File && mode.changes() {
         core.check_writable()?;
+        if loaded.is_read_only() {
+            return Err(FsError::ReadOnly);
+        }
     }
     if ctx.check {
-        posix::may_open(&attr, &ctx.cred, mode)?;
+        let guarded = rights::guarded_attr(core, ctx, attr, (inode.ino, &loaded))?;
+        posix::may_open(&guarded, &ctx.cred, mode)?;
     }
     if attr.kind != FileKind::File {
         return Err(FsError::NoSuchAddress);

@@ -4,14 +4,16 @@
 //! operation that it allows. Without [`Ctx::check`], each is a branch and nothing more.
 
 use ferrite_map::Inum;
-use ferrite_vfs::{Attr, Ctx, FileKind, Result, posix};
+use ferrite_vfs::posix::Guarded;
+use ferrite_vfs::{Ctx, FileKind, Result, posix};
 
+use crate::file::rights;
 use crate::format::inode::Inode;
 use crate::pool::core::Core;
 
-fn check(core: &Core, ctx: &Ctx, (ino, inode): (Inum, &Inode), rule: impl FnOnce(&Attr) -> Result<()>) -> Result<()> {
+fn check(core: &Core, ctx: &Ctx, inode: (Inum, &Inode), rule: impl FnOnce(&Guarded) -> Result<()>) -> Result<()> {
     match ctx.check {
-        true => rule(&core.attr(ino, inode)?),
+        true => rule(&rights::guarded(core, ctx, inode)?),
         false => Ok(()),
     }
 }

@@ -92,6 +92,9 @@ fn collect(core: &Core, dir: Ino, cookie: u64) -> Result<Vec<Entry<'_>>> {
             if batch.len() == BATCH {
                 return false;
             }
+            if dir::is_hidden(core, entry) {
+                return true;
+            }
             let inode = core.inode(entry.ino).ok();
             inode.iter().for_each(|inode| inode.pin(1));
             batch.push(Entry {

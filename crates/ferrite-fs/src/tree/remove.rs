@@ -3,10 +3,14 @@
 //! Crash argument: the record that removes the last name either frees the inode and its pages as well, or leaves an
 //! inode with no name. Mount frees such inodes; no process can have one open then. Freeing in several records is safe
 //! at each of them, because the inode is not reachable and the last record is the one that frees it.
+//!
+//! A tree without a name, as a clone that is not complete or was given up, or a snapshot that was removed, has a flag
+//! in the directory at its top until the last entry is gone, by which mount finds it and continues. Each entry goes by
+//! a record of its own. No name leads to the tree, but holders of pins may know parts of a removed snapshot.
 
 use std::cell::OnceCell;
-use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, PoisonError};
 
 use ferrite_map::{Inum, Resource};
 use ferrite_vfs::{Ctx, FileKind, FsError, Ino, Outcome, Result, SpaceOf, posix};
@@ -15,8 +19,9 @@ use super::lookup::{check_dir, gone};
 use super::{dir, permission};
 use crate::cache::inodes::{Exclusive, InodeMem};
 use crate::file::{rights, truncate};
-use crate::format::inode::Inode;
+use crate::format::inode::{Inode, ROOT};
 use crate::pool::core::Core;
+use crate::pool::locks::LockSet;
 use crate::pool::tx::{Purpose, Tx};
 use crate::space::blocks::Class;
 use crate::space::names::Found;
@@ -24,13 +29,21 @@ use crate::space::names::Found;
 /// Most pages that the record which removes a name frees as well; beyond that, pages are freed in separate records.
 const FREE_WITH_NAME: u32 = 64;
 
-/// Removes a name: a directory's (which must be empty) or any other.
+/// Removes a name: a directory's (which must be empty, or a snapshot) or any other.
+///
+/// Returns a removed snapshot, with a pin: the caller drops that when it holds no lock, and all of it goes.
 ///
 /// Never fails for lack of space. Only removing a directory block can need some: it may be in the middle of an extent,
 /// and the tree may need a node because that becomes two. Without a free block, the directory's block stays, empty, for
 /// the next names. The pages of the file are removed in ascending order, each from the front of its extent, which needs
 /// no space on any mapping.
-pub(crate) fn unlink(core: &Core, ctx: &Ctx, parent: Ino, name: &[u8], want_dir: bool) -> Result<()> {
+pub(crate) fn unlink(
+    core: &Core,
+    ctx: &Ctx,
+    parent: Ino,
+    name: &[u8],
+    want_dir: bool,
+) -> Result<Option<Arc<InodeMem>>> {
     posix::check_name(name)?;
     core.check_writable()?;
     match unlink_attempt(core, ctx, parent, name, want_dir, false) {
@@ -39,7 +52,14 @@ pub(crate) fn unlink(core: &Core, ctx: &Ctx, parent: Ino, name: &[u8], want_dir:
     }
 }
 
-fn unlink_attempt(core: &Core, ctx: &Ctx, parent: Ino, name: &[u8], want_dir: bool, keep_block: bool) -> Result<()> {
+fn unlink_attempt(
+    core: &Core,
+    ctx: &Ctx,
+    parent: Ino,
+    name: &[u8],
+    want_dir: bool,
+    keep_block: bool,
+) -> Result<Option<Arc<InodeMem>>> {
     loop {
         let directory = core.inode(parent).map_err(gone)?;
         let child = OnceCell::new();
@@ -55,16 +75,14 @@ fn unlink_attempt(core: &Core, ctx: &Ctx, parent: Ino, name: &[u8], want_dir: bo
         } = locked;
         let mut inode = core.load_live(child.inode).map_err(gone)?;
         permission::delete(core, ctx, (directory.ino, &parent_inode), (found.ino, &inode))?;
-        match (found.kind == FileKind::Directory, want_dir) {
-            (true, false) => return Err(FsError::IsDirectory),
-            (false, true) => return Err(FsError::NotDirectory),
-            _ => {}
-        }
-        if want_dir && inode.entries() != 0 {
-            return Err(FsError::NotEmpty);
-        }
+        let is_snapshot = check_kind(core, ctx, &parent_inode, (found.kind, &inode), want_dir)?;
         let now = Core::now();
-        let mut tx = Tx::new(core, Purpose::Change);
+        // Removing an entry of a snapshot puts its directory, and is refused there.
+        let purpose = match is_snapshot || want_dir && inode.is_snapshots() {
+            true => Purpose::Clone,
+            false => Purpose::Change,
+        };
+        let mut tx = Tx::new(core, purpose);
         tx.set_class(Class::Replacing);
         parent_inode.set_mtime(now);
         parent_inode.set_ctime(now);
@@ -73,16 +91,56 @@ fn unlink_attempt(core: &Core, ctx: &Ctx, parent: Ino, name: &[u8], want_dir: bo
         }
         let place = (directory.ino, &mut parent_inode, dir.hints());
         dir::remove(core, &mut tx, place, &found, keep_block)?;
-        let fate = drop_link(core, &mut tx, child.inode, &mut inode, now)?;
+        let fate = match is_snapshot {
+            true => drop_tree(&mut inode),
+            false => drop_link(core, &mut tx, child.inode, &mut inode, now)?,
+        };
         tx.put_inode(directory.ino, &mut parent_inode);
         tx.put_inode(child.inode.ino, &mut inode);
         tx.note_outcome(ctx, || Ok(Outcome::Done))?;
-        tx.commit(&[&directory, child.inode])?;
+        // No other holder's pin is the last, then.
+        child.inode.pin(u64::from(is_snapshot));
+        if let Err(error) = tx.commit(&[&directory, child.inode]) {
+            child.inode.unpin(u64::from(is_snapshot));
+            return Err(error);
+        }
         let fate = settle(core, child.inode, fate);
         let freed = child.inode;
         drop((dir, child));
+        if is_snapshot {
+            return Ok(Some(Arc::clone(freed)));
+        }
         finish_committed(core, freed, fate);
-        return Ok(());
+        return Ok(None);
+    }
+}
+
+/// Refuses what is not of the kind that is wanted, and a directory that is not empty, unless it is a snapshot; returns
+/// whether it is.
+fn check_kind(
+    core: &Core,
+    ctx: &Ctx,
+    parent: &Inode,
+    (kind, inode): (FileKind, &Inode),
+    want_dir: bool,
+) -> Result<bool> {
+    let is_snapshot = want_dir && parent.is_snapshots();
+    match (kind == FileKind::Directory, want_dir) {
+        (true, false) => Err(FsError::IsDirectory),
+        (false, true) => Err(FsError::NotDirectory),
+        _ if is_snapshot => check_owner(core, ctx, parent).map(|()| true),
+        _ if want_dir && inode.entries() != 0 => Err(FsError::NotEmpty),
+        _ => Ok(false),
+    }
+}
+
+/// The owner of a directory removes its snapshots, besides root: at once, with what others have in them.
+fn check_owner(core: &Core, ctx: &Ctx, snapshots: &Inode) -> Result<()> {
+    // Without its lock, which comes before those that the caller holds: the owner is in one word.
+    let uid = core.load(snapshots.parent()).uid();
+    match ctx.check && !ctx.cred.is_root() && ctx.cred.uid != uid {
+        true => Err(FsError::NotPermitted),
+        false => Ok(()),
     }
 }
 
@@ -192,6 +250,14 @@ pub(crate) fn drop_link(
     Ok(Fate::Freed)
 }
 
+/// Removes the name of a snapshot; all of it goes when its last pin does.
+fn drop_tree(inode: &mut Inode) -> Fate {
+    inode.set_nlink(0);
+    inode.set_parent(ROOT);
+    inode.set_orphan_tree(true);
+    Fate::Held
+}
+
 /// Turns `inode`, which maps nothing, into a free one.
 fn free_inode(core: &Core, tx: &mut Tx<'_>, ino: Inum, inode: &mut Inode) {
     use ferrite_map::MapTx;
@@ -243,9 +309,17 @@ pub(crate) fn finish_committed(core: &Core, child: &Arc<InodeMem>, fate: Fate) {
     }
 }
 
-/// Frees an inode that has no name, unless it is pinned. Blocking: one record for every few hundred pages.
+/// Frees an inode that has no name, unless it is pinned; one at the top of a tree with all that is below. Blocking: one
+/// record for every few hundred pages, and one for each inode of a tree.
 pub(crate) fn free_orphan(core: &Core, child: &Arc<InodeMem>) -> Result<()> {
     core.check_writable()?;
+    if child.pins() == 0 && core.snapshot(child).is_ok_and(|loaded| loaded.is_orphan_tree()) {
+        // Others that pin it meanwhile do not clear it, too.
+        child.pin(1);
+        let cleared = clear(core, child);
+        child.unpin(1);
+        cleared?;
+    }
     let lock = child.write();
     let Ok(loaded) = core.load_live(child) else {
         return Ok(());
@@ -296,4 +370,90 @@ fn free_unnamed(core: &Core, inode: &Arc<InodeMem>) {
         // Nothing is lost: the next mount frees it.
         tracing::debug!(ino = inode.ino.get(), %error, "an inode without names stays until the next mount");
     }
+}
+
+/// A directory on the way down, and where its listing continues.
+struct Level {
+    dir: Arc<InodeMem>,
+    cookie: u64,
+}
+
+/// Removes all entries of a directory, and all below them. Blocks on the locks of the inodes; one record for each. The
+/// caller holds no lock, nor the right to make changes.
+fn clear(core: &Core, top: &Arc<InodeMem>) -> Result<()> {
+    let mut way = vec![Level {
+        dir: Arc::clone(top),
+        cookie: 0,
+    }];
+    while let Some(level) = way.last_mut() {
+        let entries = dir::list_some(core, &level.dir, level.cookie)?;
+        if entries.is_empty() {
+            way.pop();
+            continue;
+        }
+        let dir = Arc::clone(&level.dir);
+        let mut below = None;
+        for entry in entries {
+            below = remove_entry(core, &dir, &entry)?;
+            if below.is_some() {
+                break;
+            }
+            level.cookie = entry.next_cookie;
+        }
+        if let Some(dir) = below {
+            // Damage may have made a circle.
+            if way.len() as u64 > core.superblock.inodes {
+                return Err(FsError::damaged(u64::from(dir.ino), "the directory contains itself"));
+            }
+            way.push(Level { dir, cookie: 0 });
+        }
+    }
+    Ok(())
+}
+
+/// Removes an entry; returns its directory instead if that has entries itself. Waits for a clone that is being made:
+/// others may know parts of a removed snapshot, and clone them.
+fn remove_entry(core: &Core, dir: &Arc<InodeMem>, entry: &dir::Listed) -> Result<Option<Arc<InodeMem>>> {
+    let _changes = core.changes.read().unwrap_or_else(PoisonError::into_inner);
+    let child = core.inode(u64::from(entry.ino))?;
+    match remove_attempt(core, dir, (&child, &entry.name), false) {
+        Err(FsError::NoSpace(SpaceOf::Blocks)) => remove_attempt(core, dir, (&child, &entry.name), true),
+        other => other,
+    }
+    .map(|is_removed| (!is_removed).then_some(child))
+}
+
+/// As `unlink`; see there for `keep_block`. False if the entry is a directory with entries.
+fn remove_attempt(
+    core: &Core,
+    parent: &Arc<InodeMem>,
+    (child, name): (&Arc<InodeMem>, &[u8]),
+    keep_block: bool,
+) -> Result<bool> {
+    let mut locks = LockSet::lock(&[parent, child]);
+    let mut directory = core.load_live(parent)?;
+    let mut inode = core.load_live(child)?;
+    let found = dir::find(core, &directory, &core.names.key(parent.ino, name))?;
+    let Some(found) = found.filter(|found| found.ino == child.ino && child.ino != parent.ino) else {
+        let what = format!("the entry of inode {} cannot be found by its name", child.ino);
+        return Err(FsError::damaged(u64::from(parent.ino), what));
+    };
+    if inode.is_dir() && inode.entries() > 0 {
+        return Ok(false);
+    }
+    let mut tx = Tx::new(core, Purpose::Clone);
+    tx.set_class(Class::Replacing);
+    if found.kind == FileKind::Directory {
+        directory.set_nlink(directory.nlink().saturating_sub(1));
+    }
+    let place = (parent.ino, &mut directory, locks.hints(parent.ino));
+    dir::remove(core, &mut tx, place, &found, keep_block)?;
+    let fate = drop_link(core, &mut tx, child, &mut inode, Core::now())?;
+    tx.put_inode(parent.ino, &mut directory);
+    tx.put_inode(child.ino, &mut inode);
+    tx.commit(&[parent, child])?;
+    let fate = settle(core, child, fate);
+    drop(locks);
+    finish(core, child, fate)?;
+    Ok(true)
 }

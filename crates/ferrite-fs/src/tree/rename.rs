@@ -12,6 +12,7 @@ use super::lookup::{Edits, check_dir, find, gone};
 use super::remove::{self, Fate};
 use super::{create, dir};
 use crate::cache::inodes::InodeMem;
+use crate::file::rights;
 use crate::format::inode::ROOT;
 use crate::pool::core::Core;
 use crate::pool::locks::LockSet;
@@ -19,8 +20,9 @@ use crate::pool::tx::{Purpose, Tx};
 use crate::retry::{self, Need};
 use crate::space::names::Found;
 
-/// Most directories above one that a directory is moved to. Reading each takes a fraction of a microsecond.
-const DEPTH_MAX: usize = 1 << 15;
+/// Most directories above one that a directory is moved to, or that is cloned. Reading each takes a fraction of a
+/// microsecond.
+pub(super) const DEPTH_MAX: usize = 1 << 15;
 
 /// One side of a rename.
 struct Side<'a> {
@@ -218,9 +220,9 @@ fn check(
         return Ok(false);
     }
     if ctx.check {
-        let mut attr = |ino| core.attr(ino, edits.get(ino));
-        let (from, to, moved) = (attr(from.dir.ino)?, attr(to.dir.ino)?, attr(source.ino)?);
-        let victim = target.map(|(found, _)| attr(found.ino)).transpose()?;
+        let mut guarded = |ino| rights::guarded(core, ctx, (ino, edits.get(ino)));
+        let (from, to, moved) = (guarded(from.dir.ino)?, guarded(to.dir.ino)?, guarded(source.ino)?);
+        let victim = target.map(|(found, _)| guarded(found.ino)).transpose()?;
         let from = RenameSide {
             dir: &from,
             entry: Some(&moved),

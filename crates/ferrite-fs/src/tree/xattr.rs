@@ -5,12 +5,14 @@
 
 use ferrite_vfs::posix::{self, Access};
 use ferrite_vfs::{
-    BadArgument, Ctx, FsError, Ino, Outcome, Result, SpaceOf, XATTR_NAME_MAX, XATTR_SIZE_MAX, XATTR_SPACE_BYTES,
-    XattrMode,
+    Attr, BadArgument, Ctx, FsError, Ino, Outcome, Result, SpaceOf, XATTR_NAME_MAX, XATTR_SIZE_MAX, XATTR_SPACE_BYTES,
+    XattrMode, acl,
 };
 
 use super::lookup::gone;
+use crate::cache::inodes::InodeMem;
 use crate::file::rights;
+use crate::format::inode::Inode;
 use crate::format::xattr::Attributes;
 use crate::pool::core::Core;
 use crate::pool::tx::{Purpose, Tx, WhenFrozen};
@@ -27,7 +29,8 @@ fn read<T>(
     let _lock = inode.read();
     let loaded = core.load_live(&inode)?;
     if let Some(name) = name.filter(|_| ctx.check) {
-        posix::may_xattr(&core.attr(inode.ino, &loaded)?, &ctx.cred, name, Access::READ)?;
+        let guarded = rights::guarded(core, ctx, (inode.ino, &loaded))?;
+        posix::may_xattr(&guarded, &ctx.cred, name, Access::READ)?;
     }
     f(rights::attributes(core, inode.ino, &loaded)?)
 }
@@ -96,6 +99,32 @@ pub(crate) fn remove(core: &Core, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()
     })
 }
 
+/// Brings mode and lists in line after the list `name` was set or removed.
+fn settle_acl(
+    core: &Core,
+    ctx: &Ctx,
+    mem: &InodeMem,
+    new: &mut Inode,
+    name: &[u8],
+    attributes: &mut Attributes,
+) -> Result<()> {
+    let Attr { kind, mode, gid, .. } = core.attr(mem.ino, new)?;
+    let at = attributes.iter().position(|(found, _)| found == name);
+    let value = at.map(|at| &attributes[at].1[..]);
+    let change = acl::set((kind, mode, gid), &ctx.cred, name, value)?;
+    // Holders of keys were checked against the list that was there.
+    if core.bindings.of(mem.ino).is_some() {
+        return Err(FsError::Busy);
+    }
+    new.set_permissions(change.mode);
+    match (at, change.value) {
+        (Some(at), Some(value)) => attributes[at].1 = value,
+        (Some(at), None) => drop(attributes.remove(at)),
+        (None, _) => {}
+    }
+    Ok(())
+}
+
 fn change(
     core: &Core,
     ctx: &Ctx,
@@ -109,7 +138,8 @@ fn change(
         let _lock = inode.write();
         let old = core.load_live(&inode)?;
         if ctx.check {
-            posix::may_xattr(&core.attr(inode.ino, &old)?, &ctx.cred, name, Access::WRITE)?;
+            let guarded = rights::guarded(core, ctx, (inode.ino, &old))?;
+            posix::may_xattr(&guarded, &ctx.cred, name, Access::WRITE)?;
         }
         let mut attributes = rights::attributes(core, inode.ino, &old)?;
         edit(&mut attributes)?;
@@ -117,6 +147,9 @@ fn change(
             rights::refuse_if_written(core, inode.ino)?;
         }
         let mut new = old;
+        if acl::is_acl(name) {
+            settle_acl(core, ctx, &inode, &mut new, name, &mut attributes)?;
+        }
         let is_own = posix::is_own_xattr(name);
         let purpose = match is_own {
             true => Purpose::Upkeep(WhenFrozen::Wait),

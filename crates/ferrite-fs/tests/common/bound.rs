@@ -7,7 +7,7 @@ use ferrite_pm::{Recorder, Region as Pool};
 use ferrite_vfs::{FallocateMode, FileSystem, Ino, OpenMode, SYSTEM, SetAttr};
 use rand::Rng;
 
-use super::{empty_pool, fixed};
+use super::{check, empty_pool, fixed};
 
 pub(crate) const POOL_BYTES: u64 = 8 << 20;
 
@@ -33,6 +33,15 @@ pub(crate) fn reopened(image: &[u8]) -> (Engine, Arc<Recorder>) {
     let mut region = Pool::from_image(image).unwrap();
     region.attach_recorder(Arc::clone(&recorder));
     (Engine::mount(region, &quiet()).unwrap(), recorder)
+}
+
+/// Unmounts, checks the pool, and mounts it again.
+pub(crate) fn again(engine: Engine, recorder: &Recorder) -> (Engine, Arc<Recorder>) {
+    engine.unmount().unwrap();
+    drop(engine);
+    let image = recorder.log().final_image();
+    check(&image);
+    reopened(&image)
 }
 
 pub(crate) fn read(engine: &Engine, ino: Ino) -> Vec<u8> {

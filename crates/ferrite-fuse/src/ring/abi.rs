@@ -10,8 +10,8 @@
 //! which it uses as many as it needs; and the payload, which has everything else. In a reply everything but its header
 //! is payload.
 
-use ferrite_vfs::{SetAttr, SetTime, Timestamp};
-use fuser::Errno;
+use ferrite_vfs::{Ctx, SetAttr, SetTime, Timestamp};
+use fuser::{Errno, WriteFlags};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use super::opcode;
@@ -82,6 +82,23 @@ struct OutHeader {
     unique: u64,
 }
 
+/// The mode that a caller asks for, and the bits that its umask takes.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct NewBits {
+    pub(crate) mode: u32,
+    pub(crate) umask: u32,
+}
+
+impl NewBits {
+    /// The context of the call that makes the inode.
+    pub(crate) fn masked(&self, ctx: &Ctx) -> Ctx {
+        Ctx {
+            umask: self.umask,
+            ..ctx.clone()
+        }
+    }
+}
+
 /// A request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Request<'a> {
@@ -98,12 +115,12 @@ pub(crate) enum Request<'a> {
     },
     MkNod {
         name: &'a [u8],
-        mode: u32,
+        bits: NewBits,
         rdev: u32,
     },
     MkDir {
         name: &'a [u8],
-        mode: u32,
+        bits: NewBits,
     },
     Unlink(&'a [u8]),
     RmDir(&'a [u8]),
@@ -122,7 +139,7 @@ pub(crate) enum Request<'a> {
     },
     Create {
         name: &'a [u8],
-        mode: u32,
+        bits: NewBits,
         flags: i32,
     },
     Read {
@@ -131,9 +148,9 @@ pub(crate) enum Request<'a> {
         len_bytes: usize,
     },
     Write {
-        fh: u64,
-        offset: u64,
-        how: u32,
+        /// The open file, and the offset in it.
+        at: (u64, u64),
+        how: WriteFlags,
         flags: i32,
         data: &'a [u8],
     },
@@ -184,10 +201,17 @@ pub(crate) enum Request<'a> {
         is_flock: bool,
     },
     Fallocate {
-        fh: u64,
-        offset: u64,
+        /// The open file, and the offset in it.
+        at: (u64, u64),
         length: u64,
         mode: i32,
+    },
+    CopyFileRange {
+        /// The open file that is read, and the offset in it.
+        from: (u64, u64),
+        /// The one that is written.
+        to: (u64, u64),
+        length: u64,
     },
     LSeek {
         fh: u64,
@@ -298,6 +322,16 @@ fn name(payload: &[u8]) -> Result<(&[u8], &[u8]), Errno> {
     Ok((name, rest.get(1..).unwrap_or_default()))
 }
 
+/// `struct fuse_copy_file_range_in`, whose flags the kernel refuses.
+fn copy_file_range(header: &EntryHeader) -> Result<Request<'static>, Errno> {
+    let [source, source_offset, _, file, file_offset, length, _] = op::<[u64; 7]>(header)?;
+    Ok(Request::CopyFileRange {
+        from: (source, offset(source_offset)?),
+        to: (file, offset(file_offset)?),
+        length,
+    })
+}
+
 /// An offset in a file, which is signed for callers.
 fn offset(offset: u64) -> Result<u64, Errno> {
     i64::try_from(offset).map(|_| offset).map_err(|_| Errno::EINVAL)
@@ -340,6 +374,7 @@ pub(crate) fn changes(opcode: u32) -> bool {
             | REMOVEXATTR
             | CREATE
             | FALLOCATE
+            | COPY_FILE_RANGE
             | RENAME2
     )
 }
@@ -391,16 +426,19 @@ fn decode_of_name<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request
             Request::Symlink { name: first, target }
         }
         MKNOD => {
-            let [mode, rdev, _, _] = op::<[u32; 4]>(header)?;
+            let [mode, rdev, umask, _] = op::<[u32; 4]>(header)?;
             Request::MkNod {
                 name: first,
-                mode,
+                bits: NewBits { mode, umask },
                 rdev,
             }
         }
         MKDIR => {
-            let [mode, _] = op::<[u32; 2]>(header)?;
-            Request::MkDir { name: first, mode }
+            let [mode, umask] = op::<[u32; 2]>(header)?;
+            Request::MkDir {
+                name: first,
+                bits: NewBits { mode, umask },
+            }
         }
         UNLINK => Request::Unlink(first),
         RMDIR => Request::RmDir(first),
@@ -421,11 +459,11 @@ fn decode_of_name<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request
             Request::Link { ino, name: first }
         }
         CREATE => {
-            let [flags, mode] = op::<[u32; 2]>(header)?;
+            let [flags, mode, umask, _] = op::<[u32; 4]>(header)?;
             let flags = flags as i32;
             Request::Create {
                 name: first,
-                mode,
+                bits: NewBits { mode, umask },
                 flags,
             }
         }
@@ -524,9 +562,8 @@ fn decode_of_file<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request
         WRITE => {
             let it = op::<ReadWriteIn>(header)?;
             Request::Write {
-                fh: it.fh,
-                offset: offset(it.offset)?,
-                how: it.how,
+                at: (it.fh, offset(it.offset)?),
+                how: WriteFlags::from_bits_retain(it.how),
                 flags: it.flags,
                 data: payload.get(..it.len_bytes as usize).ok_or(Errno::EIO)?,
             }
@@ -547,12 +584,12 @@ fn decode_of_file<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request
         FALLOCATE => {
             let it = op::<FallocateIn>(header)?;
             Request::Fallocate {
-                fh: it.fh,
-                offset: offset(it.offset)?,
+                at: (it.fh, offset(it.offset)?),
                 length: offset(it.length)?,
                 mode: it.mode,
             }
         }
+        COPY_FILE_RANGE => copy_file_range(header)?,
         LSEEK => {
             let it = op::<LSeekIn>(header)?;
             Request::LSeek {

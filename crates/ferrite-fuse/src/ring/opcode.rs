@@ -54,4 +54,5 @@ opcodes! {
     READDIRPLUS = 44, "readdirplus";
     RENAME2 = 45, "rename2";
     LSEEK = 46, "lseek";
+    COPY_FILE_RANGE = 47, "copy_file_range";
 }

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use ferrite_vfs::Ctx;
-use fuser::{Errno, WriteFlags};
+use fuser::Errno;
 
 use super::abi::{self, Request, decode};
 use super::reply::{Encode, Reply, Written, Xattr};
@@ -156,28 +156,25 @@ fn perform(
         Request::SetAttr { fh, set } => reply(service.setattr(ctx, ino, fh, &set), payload),
         Request::ReadLink => reply(service.readlink(ctx, ino), payload),
         Request::Symlink { name, target } => reply(service.symlink(ctx, ino, name, target), payload),
-        Request::MkNod { name, mode, rdev } => reply(service.mknod(ctx, (ino, name), mode, rdev), payload),
-        Request::MkDir { name, mode } => reply(service.mkdir(ctx, ino, name, mode), payload),
+        Request::MkNod { name, bits, rdev } => {
+            reply(service.mknod(&bits.masked(ctx), (ino, name), bits.mode, rdev), payload)
+        }
+        Request::MkDir { name, bits } => reply(service.mkdir(&bits.masked(ctx), ino, name, bits.mode), payload),
+        Request::Create { name, bits, flags } => reply(
+            service.create(&bits.masked(ctx), (ino, name), bits.mode, flags),
+            payload,
+        ),
         Request::Unlink(name) => reply(service.unlink(ctx, ino, name), payload),
         Request::RmDir(name) => reply(service.rmdir(ctx, ino, name), payload),
         Request::Rename { name, to, new, flags } => reply(service.rename(ctx, (ino, name), (to, new), flags), payload),
         Request::Link { ino: of, name } => reply(service.link(ctx, of, ino, name), payload),
         Request::Open { flags } => reply(service.open(ctx, ino, flags), payload),
-        Request::Create { name, mode, flags } => reply(service.create(ctx, (ino, name), mode, flags), payload),
         Request::Read { fh, offset, len_bytes } => {
             let into = payload.get_mut(..len_bytes).ok_or(Errno::EIO)?;
             service.read(ctx, fh, offset, into)
         }
-        Request::Write {
-            fh,
-            offset,
-            how,
-            flags,
-            data,
-        } => {
-            let how = WriteFlags::from_bits_retain(how);
-            let written = service.write(ctx, (fh, offset), data, how, flags);
-            reply(written.map(Written), payload)
+        Request::Write { at, how, flags, data } => {
+            reply(service.write(ctx, at, data, how, flags).map(Written), payload)
         }
         Request::StatFs => reply(service.statfs(ctx), payload),
         Request::Release { fh } => {
@@ -203,12 +200,10 @@ fn perform(
         Request::FSyncDir => reply(service.fsyncdir(ctx), payload),
         Request::GetLk { owner, wanted } => reply(service.getlk(ctx, ino, owner, wanted), payload),
         Request::SetLk { .. } => Err(Errno::EIO.into()), // the caller of this locks
-        Request::Fallocate {
-            fh,
-            offset,
-            length,
-            mode,
-        } => reply(service.fallocate(ctx, fh, offset, length, mode), payload),
+        Request::Fallocate { at, length, mode } => reply(service.fallocate(ctx, at, length, mode), payload),
+        Request::CopyFileRange { from, to, length } => {
+            reply(service.copy_file_range(ctx, from, to, length).map(Written), payload)
+        }
         Request::LSeek { fh, offset, whence } => reply(service.lseek(ctx, fh, offset, whence), payload),
         Request::Ioctl => Err(Errno::ENOTTY.into()),
     }

@@ -219,7 +219,7 @@ fn nothing_makes_the_kernel_stop_asking() {
         service.readdirplus(ctx, BAD, FIRST_COOKIE, |_| true).err(),
         service.setxattr(ctx, BAD, b"user.x", TEXT, 0).err(),
         service.getxattr(ctx, BAD, b"user.x").err(),
-        service.fallocate(ctx, BAD, 0, 1, i32::MAX).err(),
+        service.fallocate(ctx, (BAD, 0), 1, i32::MAX).err(),
         service.lseek(ctx, BAD, 0, libc::SEEK_DATA).err(),
         service.getlk(ctx, BAD, 1, wire).err(),
     ];

@@ -500,7 +500,7 @@ impl Regions for Double {
                 write: how.writable,
                 exec: false,
             };
-            posix::may_access(&file.attr_of(&state), &ctx.cred, want)?;
+            posix::may_access(&posix::Guarded::by_mode(file.attr_of(&state)), &ctx.cred, want)?;
         }
         adapter.resize(state.size);
         state.adapter = Some(adapter);
@@ -531,6 +531,11 @@ impl Layer for Double {
         let mut limits = self.below.limits();
         limits.atomic_write_bytes = 64 << 10;
         limits
+    }
+
+    /// The files here have none, and the engine below does not know them.
+    fn getxattr(&self, _: &Ctx, _: Ino, _: &[u8]) -> Result<Vec<u8>> {
+        Err(FsError::NoAttribute)
     }
 }
 

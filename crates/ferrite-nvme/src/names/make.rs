@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use ferrite_vfs::{
     Attr, Ctx, FileKind, FsError, Ino, LINK_MAX, NewFile, OpenMode, Opened, Outcome, ROOT_INO, Result, SYSTEM, SetAttr,
-    posix,
+    acl, posix,
 };
 
 use super::{is_dir, is_live_dir, missing};
@@ -14,6 +14,7 @@ use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::{Content, Edge, Node};
 use crate::inode_ref::InodeRef;
+use crate::rights::{Wanted, Xattrs, encode_xattrs};
 use crate::table::{State, Turn};
 
 /// How often a lookup starts over because the inode it found was removed meanwhile.
@@ -58,7 +59,7 @@ impl Core {
                 let state = dir.read().map_err(missing)?;
                 is_dir(&state)?;
                 if ctx.check {
-                    posix::may_search(&self.attr(&dir, &state), &ctx.cred)?;
+                    posix::may_search(&self.guarded(ctx, &dir, &state)?, &ctx.cred)?;
                 }
             }
             // Others that replace the name all the time would win each race against a caller that is rarely scheduled.
@@ -142,7 +143,7 @@ impl Core {
         let attr = self.attr(dir, state);
         let is_taken = slot.found.is_some();
         if ctx.check {
-            posix::may_create(&attr, &ctx.cred, is_taken)?;
+            posix::may_create(&self.guarded(ctx, dir, state)?, &ctx.cred, is_taken)?;
             posix::may_mknod(new.kind, &ctx.cred)?;
         }
         if is_taken {
@@ -153,7 +154,18 @@ impl Core {
             return Err(FsError::TooManyLinks);
         }
         let inline = if is_dir { name } else { new.target };
-        let (ino, node) = self.new_node(ctx, &attr, new, Content::Inline(inline.to_vec()))?;
+        let default = self.xattrs(dir.ino, &state.node)?.remove(acl::DEFAULT);
+        let lists = acl::inherit(default.as_deref(), new.kind, new.mode, ctx.umask)?;
+        let new = &New {
+            mode: lists.mode,
+            ..*new
+        };
+        let (ino, mut node) = self.new_node(ctx, &attr, new, Content::Inline(inline.to_vec()))?;
+        let xattrs: Xattrs = lists.attributes().collect();
+        if !xattrs.is_empty() {
+            step.txn.put(&key::xattrs(ino), &encode_xattrs(&xattrs))?;
+            node.has_xattrs = true;
+        }
         self.put_edge(step, dir.ino, name, slot, &Edge::to(ino, &node))?;
         Ok((ino, node))
     }
@@ -226,7 +238,7 @@ impl Core {
         let slot = self.lock_name(&mut step, parent, name)?;
         let is_taken = slot.found.is_some();
         if ctx.check {
-            posix::may_create(&self.attr(&dir, &dir_state), &ctx.cred, is_taken)?;
+            posix::may_create(&self.guarded(ctx, &dir, &dir_state)?, &ctx.cred, is_taken)?;
         }
         // The directory itself cannot be locked a second time.
         if ino == parent {
@@ -273,7 +285,7 @@ impl Core {
                 return Err(FsError::ReadOnly);
             }
             if ctx.check {
-                posix::may_open(&self.attr(pinned, state), &ctx.cred, mode)?;
+                posix::may_open(&self.guarded(ctx, pinned, state)?, &ctx.cred, mode)?;
             }
             match state.node.kind {
                 FileKind::File => Ok(()),
@@ -302,8 +314,7 @@ impl Core {
             step,
             pinned,
             &mut state,
-            &set,
-            true,
+            &Wanted::of(&set, true),
             outcome,
         )
     }
@@ -385,7 +396,7 @@ impl Core {
         let state = dir.read().map_err(missing)?;
         is_live_dir(&state)?;
         match ctx.check {
-            true => posix::may_search(&self.attr(&dir, &state), &ctx.cred),
+            true => posix::may_search(&self.guarded(ctx, &dir, &state)?, &ctx.cred),
             false => Ok(()),
         }
     }

@@ -100,9 +100,8 @@ impl Core {
 
     /// The target of a locked name, if the caller may remove it.
     fn removable(self: &Arc<Core>, ctx: &Ctx, dir: &InodeRef, dir_state: &State, slot: &Slot) -> Result<InodeRef> {
-        let attr = self.attr(dir, dir_state);
         if ctx.check {
-            posix::may_search(&attr, &ctx.cred)?;
+            posix::may_search(&self.guarded(ctx, dir, dir_state)?, &ctx.cred)?;
         }
         let edge = slot.found.ok_or(FsError::NotFound)?;
         self.pin(edge.ino)
@@ -127,7 +126,8 @@ impl Core {
         let file = self.removable(ctx, &dir, &dir_state, &slot)?;
         let mut state = file.write().map_err(|error| self.dangling(parent, file.ino, error))?;
         if ctx.check {
-            posix::may_delete(&self.attr(&dir, &dir_state), &self.attr(&file, &state), &ctx.cred)?;
+            let guarded = self.guarded(ctx, &dir, &dir_state)?;
+            posix::may_delete(&guarded, &self.attr(&file, &state), &ctx.cred)?;
         }
         if state.node.is_dir() {
             return Err(FsError::IsDirectory);
@@ -154,7 +154,8 @@ impl Core {
             .write()
             .map_err(|error| self.dangling(parent, victim.ino, error))?;
         if ctx.check {
-            posix::may_delete(&self.attr(&dir, &dir_state), &self.attr(&victim, &state), &ctx.cred)?;
+            let guarded = self.guarded(ctx, &dir, &dir_state)?;
+            posix::may_delete(&guarded, &self.attr(&victim, &state), &ctx.cred)?;
         }
         if !state.node.is_dir() {
             return Err(FsError::NotDirectory);

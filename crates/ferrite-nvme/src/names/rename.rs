@@ -334,7 +334,7 @@ impl Rename<'_> {
         let state = dir.read().map_err(missing)?;
         super::is_dir(&state)?;
         match self.ctx.check {
-            true => posix::may_search(&self.core.attr(dir, &state), &self.ctx.cred),
+            true => posix::may_search(&self.core.guarded(self.ctx, dir, &state)?, &self.ctx.cred),
             false => Ok(()),
         }
     }
@@ -393,14 +393,16 @@ impl Rename<'_> {
     fn check(&self, dirs: &Dirs<'_>, inodes: &Inodes<'_>) -> Result<()> {
         let core = self.core;
         if self.ctx.check {
-            let moved = core.attr(inodes.moved, &inodes.moved_state);
-            let victim = inodes.victim.as_ref().map(|(victim, state)| core.attr(victim, state));
+            let guarded = |inode: &InodeRef, state: &State| core.guarded(self.ctx, inode, state);
+            let moved = guarded(inodes.moved, &inodes.moved_state)?;
+            let victim = inodes.victim.as_ref();
+            let victim = victim.map(|(victim, state)| guarded(victim, state)).transpose()?;
             let from = posix::RenameSide {
-                dir: &core.attr(&self.from_dir, dirs.from()),
+                dir: &guarded(&self.from_dir, dirs.from())?,
                 entry: Some(&moved),
             };
             let to = posix::RenameSide {
-                dir: &core.attr(&self.to_dir, dirs.to()),
+                dir: &guarded(&self.to_dir, dirs.to())?,
                 entry: victim.as_ref(),
             };
             posix::may_rename(from, to, &self.ctx.cred, self.mode)?;
@@ -537,7 +539,10 @@ impl Rename<'_> {
     /// The refusals that come before the check of which directory is below which.
     fn check_early(&self, source: Edge, target: Option<Edge>) -> Result<()> {
         let core = self.core;
-        let attr = |pinned: &InodeRef| pinned.read().map(|state| core.attr(pinned, &state)).map_err(missing);
+        let attr = |pinned: &InodeRef| {
+            let state = pinned.read().map_err(missing)?;
+            core.guarded(self.ctx, pinned, &state)
+        };
         for dir in [&self.from_dir, &self.to_dir] {
             is_live_dir(&*dir.read().map_err(missing)?)?;
         }

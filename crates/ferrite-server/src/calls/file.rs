@@ -10,7 +10,7 @@ use ferrite_buffers::borrowed::Borrowed;
 use ferrite_transport::frame::{DATA_BYTES_MAX, INLINE_BYTES_MAX};
 use ferrite_transport::reactor::Served;
 use ferrite_transport::send_queue::{Frame, SendQueue};
-use ferrite_vfs::{Attr, BadArgument, FallocateMode, FsError, OpenFile, Result, SetAttr, WriteMode};
+use ferrite_vfs::{Attr, BadArgument, CloneRange, FallocateMode, FsError, OpenFile, Result, SetAttr, WriteMode};
 
 use super::RequestHandler;
 use crate::reply::{Reply, begin_reply, put, put_reply};
@@ -44,6 +44,17 @@ impl RequestHandler<'_> {
                 offset,
                 len_bytes,
             } => put(out, id, self.fallocate(file, mode, offset, len_bytes)),
+            FileRequest::CloneRange {
+                file,
+                source,
+                source_offset,
+                offset,
+                len_bytes,
+            } => put(
+                out,
+                id,
+                self.clone_range(file, (source, source_offset), (offset, len_bytes)),
+            ),
             FileRequest::SeekData { file, offset } => put(out, id, self.seek_data(file, offset)),
             FileRequest::SeekHole { file, offset } => put(out, id, self.seek_hole(file, offset)),
             FileRequest::Fsync { file } => put(out, id, self.fsync(file)),
@@ -83,6 +94,26 @@ impl RequestHandler<'_> {
 
     fn fallocate(&self, file: u64, mode: FallocateMode, offset: u64, len_bytes: u64) -> Result<()> {
         self.file(file)?.fallocate(&self.ctx, mode, offset, len_bytes)
+    }
+
+    /// The position and the length of what was cloned.
+    fn clone_range(
+        &self,
+        file: u64,
+        (source, source_offset): (u64, u64),
+        (offset, len_bytes): (u64, u64),
+    ) -> Result<(u64, u64)> {
+        let source = self.file(source)?;
+        // Refused unless it is open for reading.
+        source.read_at(&self.ctx, 0, &mut [])?;
+        let range = CloneRange {
+            source: source.id(),
+            source_offset,
+            offset,
+            len_bytes,
+        };
+        let cloned = self.file(file)?.clone_range(&self.ctx, &range)?;
+        Ok((cloned.offset, cloned.len_bytes as u64))
     }
 
     fn seek_data(&self, file: u64, offset: u64) -> Result<u64> {

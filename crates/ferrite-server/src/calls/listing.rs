@@ -2,7 +2,7 @@
 
 use ferrite_transport::frame::BODY_BYTES_MAX;
 use ferrite_transport::send_queue::SendQueue;
-use ferrite_vfs::{Attr, DirEntry, FsError, Ino, Result, SYSTEM, posix};
+use ferrite_vfs::{Attr, DirEntry, FsError, Ino, Result, SYSTEM, posix, walk};
 
 use super::RequestHandler;
 use crate::reply::{begin_reply, put};
@@ -77,7 +77,8 @@ impl RequestHandler<'_> {
             return Ok(true);
         }
         let (cred, attr) = (&self.ctx.cred, export.fs().getattr(SYSTEM, dir)?);
-        posix::may_access(&attr, cred, posix::Access::READ)?;
-        Ok(posix::may_access(&attr, cred, posix::Access::EXEC).is_ok())
+        let guarded = walk::guarded(export.fs(), attr, cred)?;
+        posix::may_access(&guarded, cred, posix::Access::READ)?;
+        Ok(posix::may_access(&guarded, cred, posix::Access::EXEC).is_ok())
     }
 }

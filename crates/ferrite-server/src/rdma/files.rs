@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use ferrite_mr::{FileMemory, Listed, Options, Registrar, Rights, SessionId};
 use ferrite_roce::wire::Qpn;
-use ferrite_vfs::{FileSystem, FsError, Ino, Result, SYSTEM, posix};
+use ferrite_vfs::{FileSystem, FsError, Ino, Result, SYSTEM, posix, walk};
 
 use super::adapter::{Files, Key};
 use crate::{KeyWanted, Keys};
@@ -76,7 +76,7 @@ impl Files for BoundFiles {
             Err(FsError::Busy) if binding.writable => {
                 if ctx.check {
                     let attr = fs.getattr(ctx, ino)?;
-                    posix::may_access(&attr, &ctx.cred, rights.access())?;
+                    posix::may_access(&walk::guarded(&**fs, attr, &ctx.cred)?, &ctx.cred, rights.access())?;
                 }
                 note("a file could not be sealed", self.registrar.unbind_file(fs, ino));
                 bind()?

@@ -79,7 +79,7 @@ impl Session {
         }
         let attr = fs.getattr(SYSTEM, ino)?;
         let version = match attr.kind {
-            // A removed one is empty, and stays so.
+            // A removed one is empty, or a removed snapshot, whose names nobody can change.
             FileKind::Directory if attr.nlink > 0 => {
                 let is_known = |dir: Ino, version: u64| {
                     let kept = self.kept.lock();

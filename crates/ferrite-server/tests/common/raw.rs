@@ -6,7 +6,8 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use ferrite_proto::{
-    Caller, Encode, Head, ImmediateRequest, MAGIC, Node, Reader, ReplyHead, ResumeToken, VERSION, Welcome, Wire,
+    Caller, Encode, FsRequest, Head, ImmediateRequest, MAGIC, Node, Reader, ReplyHead, ResumeToken, VERSION, Welcome,
+    Wire,
 };
 use ferrite_transport::frame::{Lengths, PREFIX_BYTES};
 use ferrite_transport::secure::{Credentials, handshake};
@@ -190,4 +191,9 @@ pub(crate) fn invented(ino: u64) -> Node {
 /// The root without a valid MAC.
 pub(crate) fn root_without_mac() -> Node {
     invented(ROOT_INO)
+}
+
+/// Clones something to a new name.
+pub(crate) fn clone_tree(node: Node, parent: Node, name: &[u8]) -> FsRequest<'_> {
+    FsRequest::CloneTree { node, parent, name }
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ferrite_vfs::{FileKind, FsError, Ino, SYSTEM};
 
 use super::{Outcome, Runner, Step, Stop};
-use crate::ops::Path;
+use crate::ops::{Op, Path};
 
 /// A listing in progress, and the names that may change during it.
 pub(super) struct Listing {
@@ -20,6 +20,23 @@ pub(super) struct Listing {
 }
 
 impl Runner<'_> {
+    /// Takes note of an operation that is not applied, because another engine has refused it: its names count as
+    /// touched, there and here.
+    pub fn skip(&mut self, op: &Op) {
+        let names = match op {
+            Op::Mknod { path, .. } | Op::Mkdir { path, .. } | Op::Symlink { path, .. } => vec![path],
+            Op::Unlink { path } | Op::Rmdir { path } => vec![path],
+            Op::Link { to, .. } | Op::CloneTree { to, .. } => vec![to],
+            Op::Rename { from, to, .. } => vec![from, to],
+            _ => return,
+        };
+        for path in names {
+            if let Ok((dir, name)) = self.split(path) {
+                self.touch(dir, &name);
+            }
+        }
+    }
+
     pub(super) fn list(&mut self, path: &Path) -> Step<Outcome> {
         let dir = self.resolve(path)?.ino;
         let mut entries = Vec::new();

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{
-    Attr, Ctx, DirEntry, FallocateMode, FileKind, FileSystem, Ino, Limits, NewFile, NewNode, OpenFile, OpenFlags,
-    OpenMode, Opened, ROOT_INO, RenameMode, Result, SetAttr, Start, StatFs, WriteMode, Written, XattrMode,
+    Attr, CloneRange, Ctx, DirEntry, FallocateMode, FileKind, FileSystem, Ino, Limits, NewFile, NewNode, OpenFile,
+    OpenFlags, OpenMode, Opened, ROOT_INO, RenameMode, Result, SetAttr, Start, StatFs, WriteMode, Written, XattrMode,
 };
 
 use super::parcel::Parcel;
@@ -186,6 +186,7 @@ impl<E: Served> FileSystem for Remote<E> {
         named_change mkdir(parent: Ino, name: Vec<u8>, mode: u32) -> Attr;
         named_change symlink(parent: Ino, name: Vec<u8>, target: Vec<u8>) -> Attr;
         named_change link(ino: Ino, parent: Ino, name: Vec<u8>) -> Attr;
+        named_change clone_tree(ino: Ino, parent: Ino, name: Vec<u8>) -> Attr;
         change unlink(parent: Ino, name: Vec<u8>) -> ();
         change rmdir(parent: Ino, name: Vec<u8>) -> ();
         change rename(parent: Ino, name: Vec<u8>, new_parent: Ino, new_name: Vec<u8>, mode: RenameMode) -> ();
@@ -319,6 +320,7 @@ impl OpenFile for RemoteFile {
         change setattr(set: SetAttr) -> Attr;
         change write(mode: WriteMode, data: Vec<u8>) -> Written;
         change fallocate(mode: FallocateMode, offset: u64, len: u64) -> ();
+        change clone_range(range: CloneRange) -> Written;
         read seek_data(offset: u64) -> u64;
         read seek_hole(offset: u64) -> u64;
         read fsync() -> ();

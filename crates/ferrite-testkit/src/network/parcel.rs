@@ -2,7 +2,8 @@
 
 use ferrite_vfs::locks::{LockOwner, RecordLock, Unlock};
 use ferrite_vfs::{
-    Ctx, FallocateMode, NewFile, NewNode, OpenFlags, OpenMode, RenameMode, SetAttr, Start, WriteMode, XattrMode,
+    CloneRange, Ctx, FallocateMode, NewFile, NewNode, OpenFlags, OpenMode, RenameMode, SetAttr, Start, WriteMode,
+    XattrMode,
 };
 
 /// An argument as it crosses the network: nothing in it belongs to the caller.
@@ -49,7 +50,7 @@ macro_rules! passed {
     };
 }
 
-borrowed!(Ctx, RecordLock, SetAttr, NewNode, NewFile, Start, OpenFlags);
+borrowed!(CloneRange, Ctx, RecordLock, SetAttr, NewNode, NewFile, Start, OpenFlags);
 passed!(
     LockOwner,
     Unlock,

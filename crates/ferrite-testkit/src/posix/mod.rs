@@ -4,6 +4,7 @@
 //! pin. After each case the whole tree is compared before and after a remount, and the engine's own check runs, so
 //! every case is a test of persistence too.
 
+mod acls;
 mod change;
 mod checks;
 mod compound;
@@ -92,6 +93,7 @@ pub fn suite() -> Vec<Case> {
         data::CASES,
         sparse::CASES,
         xattrs::CASES,
+        acls::CASES,
         readdir::CASES,
         permissions::CASES,
         checks::CASES,

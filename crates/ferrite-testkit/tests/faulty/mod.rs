@@ -167,7 +167,7 @@ impl Layer for Faulty {
         match self.fault {
             Fault::ChecksFirst if ctx.check => {
                 let (dir, victim) = (self.inner.getattr(ctx, parent)?, self.inner.lookup(ctx, parent, name)?);
-                posix::may_delete(&dir, &victim, &ctx.cred)?;
+                posix::may_delete(&posix::Guarded::by_mode(dir), &victim, &ctx.cred)?;
                 // Long enough for others to come in between even on a busy machine.
                 let calls = self.calls.load(Ordering::Relaxed);
                 std::thread::sleep(Duration::from_micros(40 * (calls % 4)));

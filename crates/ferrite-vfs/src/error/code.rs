@@ -44,7 +44,7 @@ const SPACE: [SpaceOf; 6] = [
     SpaceOf::RecordLocks,
 ];
 
-const ARGUMENTS: [BadArgument; 23] = [
+const ARGUMENTS: [BadArgument; 25] = [
     BadArgument::ReservedName,
     BadArgument::NameBytes,
     BadArgument::PathBytes,
@@ -68,15 +68,20 @@ const ARGUMENTS: [BadArgument; 23] = [
     BadArgument::RegionGrows,
     BadArgument::RegionPage,
     BadArgument::NoId,
+    BadArgument::AccessControlList,
+    BadArgument::CloneOverlap,
 ];
 
-const UNSUPPORTED: [Unsupported; 6] = [
+const UNSUPPORTED: [Unsupported; 9] = [
     Unsupported::AttributeNamespace,
     Unsupported::LinkMode,
     Unsupported::StepSize,
     Unsupported::DedupSlot,
     Unsupported::Region,
     Unsupported::WritableRegion,
+    Unsupported::AclVersion,
+    Unsupported::Clone,
+    Unsupported::CloneUnit,
 ];
 
 const SESSIONS: [SessionsOf; 3] = [SessionsOf::Export, SessionsOf::Key, SessionsOf::Address];

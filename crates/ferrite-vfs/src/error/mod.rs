@@ -135,6 +135,12 @@ pub enum BadArgument {
     /// The number that means "no change" and "nobody" where users and groups are numbers.
     #[error("4294967295 (-1) is no user or group; leave out what is not to change")]
     NoId,
+    /// Bytes that are no access control list.
+    #[error("not a valid access control list; see acl(5)")]
+    AccessControlList,
+    /// A range that would be cloned into itself.
+    #[error("the two ranges overlap")]
+    CloneOverlap,
 }
 
 /// The unsupported request, see [`FsError::NotSupported`].
@@ -147,6 +153,9 @@ pub enum Unsupported {
     /// Permission bits of a symbolic link.
     #[error("permission bits of a symbolic link")]
     LinkMode,
+    /// An access control list in a format of the future.
+    #[error("this version of access control lists")]
+    AclVersion,
     /// A token whose slot the engine does not have.
     #[error("a token of this slot: the pool has fewer, or none")]
     DedupSlot,
@@ -159,6 +168,12 @@ pub enum Unsupported {
     /// A memory region that others may write, on a medium where a torn sector could hit acknowledged data.
     #[error("writable memory regions on a pool in a disk file: bind it for reading, or use a pool in memory")]
     WritableRegion,
+    /// Files that share blocks, in a pool or with a file that cannot.
+    #[error("sharing blocks between these files; copy the data")]
+    Clone,
+    /// A range that does not consist of whole blocks.
+    #[error("sharing parts of blocks; clone whole ones of 4096 bytes, or copy the data")]
+    CloneUnit,
 }
 
 /// Some bytes of a file.

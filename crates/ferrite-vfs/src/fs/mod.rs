@@ -10,8 +10,9 @@ use ferrite_buffers::borrowed::Borrowed;
 use ferrite_buffers::{Buffer, Pool};
 
 use crate::{
-    Attr, CacheLeases, Ctx, DirEntry, FallocateMode, Ino, Limits, NewFile, NewNode, OpenFlags, OpenMode, Opened,
-    Position, RenameMode, Result, SetAttr, Start, StatFs, WriteMode, Written, XattrMode,
+    Attr, CacheLeases, CloneRange, Ctx, DirEntry, FallocateMode, FsError, Ino, Limits, NewFile, NewNode, OpenFileId,
+    OpenFlags, OpenMode, Opened, Position, RenameMode, Result, SetAttr, Start, StatFs, Unsupported, WriteMode, Written,
+    XattrMode,
 };
 
 /// Completion of [`OpenFile::submit_read`]: called exactly once.
@@ -83,6 +84,13 @@ pub trait FileSystem: Send + Sync {
     fn mknod(&self, ctx: &Ctx, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr>;
 
     /// Creates a directory; `mode` has the umask applied.
+    ///
+    /// A directory of the name [`SNAPSHOTS_NAME`](crate::SNAPSHOTS_NAME) is for snapshots of the one that it is in, and
+    /// belongs to the owner of that, who alone may make it besides root. Listings leave it out; callers change nothing
+    /// in it but by this call and [`Self::rmdir`]: a directory made in it is a snapshot, which is taken as
+    /// [`Self::clone_tree`] makes a clone, without the directories of snapshots in it, and everything in which is
+    /// read-only. Removing the directory removes the whole snapshot. `NotSupported` for that name from an engine that
+    /// shares nothing.
     fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Result<Attr>;
 
     /// Creates a symbolic link to `target` (1 to 4095 bytes).
@@ -91,11 +99,28 @@ pub trait FileSystem: Send + Sync {
     /// Gives `ino` another name. `NotPermitted` for a directory, `NotFound` if it has no name left.
     fn link(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr>;
 
+    /// Clones `ino`, and everything below it if it is a directory, to a new name: what it held at one moment during the
+    /// call, in one atomic step. The clone has the owners, modes, extended attributes and times of the original, except
+    /// `ctime`, and shares its blocks. Names of one file within the tree are names of one file in the clone. Other
+    /// changes wait meanwhile, reads do not. Bound files are copied.
+    ///
+    /// With [`Ctx::check`], callers other than root must own everything that they clone, else `NotPermitted`.
+    /// `NotSupported` from an engine that shares nothing.
+    fn clone_tree(&self, _ctx: &Ctx, _ino: Ino, _parent: Ino, _name: &[u8]) -> Result<Attr> {
+        Err(FsError::NotSupported(Unsupported::Clone))
+    }
+
     /// Removes a name that is not a directory.
     fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()>;
 
-    /// Removes an empty directory.
+    /// Removes an empty directory, or a snapshot: the owner of the directory that it was taken of, and root.
     fn rmdir(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()>;
+
+    /// Whether a directory is one of snapshots, see [`Self::mkdir`]. Making and removing directories in it may take
+    /// long, and making one keeps other changes waiting.
+    fn takes_snapshots(&self, _dir: Ino) -> bool {
+        false
+    }
 
     /// Renames, atomically. `Invalid` when a directory would go below itself. Replacing a name by
     /// another link of the same inode changes nothing. A whiteout belongs to the caller, as a file that it creates.
@@ -205,6 +230,14 @@ pub trait OpenFile: Send + Sync {
     /// Its inode.
     fn ino(&self) -> Ino;
 
+    /// How the engine knows it, for [`Self::clone_range`].
+    fn id(&self) -> OpenFileId {
+        OpenFileId {
+            ino: self.ino(),
+            number: 0,
+        }
+    }
+
     /// Its attributes.
     fn getattr(&self, ctx: &Ctx) -> Result<Attr>;
 
@@ -271,6 +304,14 @@ pub trait OpenFile: Send + Sync {
 
     /// Reserves, punches or zeroes a range.
     fn fallocate(&self, ctx: &Ctx, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
+
+    /// Makes a range of another open file of this engine, or of this one, the content of a range of this file, as far
+    /// as [`CloneRange::len_in`] says, or less; returns the extent. In one atomic step that moves no data: both ranges
+    /// share blocks, which a later write to either leaves to the other. Holes stay holes, and so do pages that are only
+    /// reserved. `NotSupported` if nothing can be shared: then the caller copies ([`crate::copy_range`]).
+    fn clone_range(&self, _: &Ctx, _range: &CloneRange) -> Result<Written> {
+        Err(FsError::NotSupported(Unsupported::Clone))
+    }
 
     /// First offset at or after `offset` that holds data (`NoSuchAddress` without one).
     fn seek_data(&self, ctx: &Ctx, offset: u64) -> Result<u64>;

@@ -18,9 +18,11 @@ use std::borrow::Cow;
 use std::cell::Cell;
 use std::ops::{Deref, Range};
 
+use crate::acl;
+use crate::posix::Guarded;
 use crate::{
-    Attr, BadArgument, Ctx, FileKind, FileSystem, FsError, Ino, NewFile, OpenFlags, Opened, PATH_MAX, ROOT_INO, Result,
-    SYMLOOP_MAX, Start, posix,
+    Attr, BadArgument, Cred, Ctx, FileKind, FileSystem, FsError, Ino, NewFile, OpenFlags, Opened, PATH_MAX, ROOT_INO,
+    Result, SYMLOOP_MAX, SYSTEM, Start, posix,
 };
 
 /// How often a walk restarts because something on its way was removed meanwhile, before it returns `NotFound`. Also how
@@ -243,7 +245,7 @@ impl<'v, F: FileSystem + ?Sized> Walk<'v, F> {
 
     fn search(&self, dir: &Attr) -> Result<()> {
         match self.ctx.check {
-            true => posix::may_search(dir, &self.ctx.cred),
+            true => posix::may_search(&guarded(self.fs, *dir, &self.ctx.cred)?, &self.ctx.cred),
             false if dir.kind != FileKind::Directory => Err(FsError::NotDirectory),
             false => Ok(()),
         }
@@ -407,4 +409,16 @@ impl<'v, F: FileSystem + ?Sized> Walk<'v, F> {
             path = Cow::Owned(target);
         }
     }
+}
+
+/// An inode of `fs` as this caller is checked against it, for checks outside engines. An engine that knows no lists has
+/// none.
+///
+/// # Errors
+/// Those of reading the list.
+pub fn guarded(fs: &(impl FileSystem + ?Sized), attr: Attr, cred: &Cred) -> Result<Guarded> {
+    Guarded::of(attr, cred, || match fs.getxattr(SYSTEM, attr.ino, acl::ACCESS) {
+        Err(FsError::NoAttribute | FsError::NotSupported(_)) => Ok(None),
+        found => found.map(Some),
+    })
 }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{BLOCKS, MAX_FILE_BYTES, MemFs, Node};
 use crate::{
-    Attr, BadArgument, Ctx, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, Outcome, Position, Result,
-    SYSTEM, SetAttr, SpaceOf, Timestamp, WriteMode, Written, posix,
+    Attr, BadArgument, CloneRange, Ctx, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, Outcome, Position,
+    Result, SYSTEM, SetAttr, SpaceOf, Timestamp, WriteMode, Written, posix,
 };
 
 /// Size of a page, the unit of holes.
@@ -47,6 +47,10 @@ impl Content {
     /// Pages that take space.
     pub(super) fn pages(&self) -> u64 {
         (self.written.len() + self.reserved.len()) as u64
+    }
+
+    pub(super) fn drop_reserved(&mut self) {
+        self.reserved.clear();
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) {
@@ -94,6 +98,21 @@ impl Content {
         }
     }
 
+    /// The pages of a range, counted from its first; holes and reserved pages are absent.
+    fn pages_of(&self, offset: u64, len: u64) -> BTreeMap<u64, Box<[u8]>> {
+        let first = offset / PAGE_BYTES;
+        let pages = self.written.range(first..(offset + len).div_ceil(PAGE_BYTES));
+        pages.map(|(page, content)| (page - first, content.clone())).collect()
+    }
+
+    /// Replaces the pages of a range by those of [`Self::pages_of`].
+    fn put_pages(&mut self, offset: u64, len: u64, pages: BTreeMap<u64, Box<[u8]>>) {
+        let first = offset / PAGE_BYTES;
+        self.clear(offset, (offset + len).next_multiple_of(PAGE_BYTES));
+        self.written
+            .extend(pages.into_iter().map(|(page, content)| (first + page, content)));
+    }
+
     fn reserve(&mut self, offset: u64, end: u64) {
         for page in offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES) {
             if !self.written.contains_key(&page) {
@@ -138,6 +157,18 @@ impl MemFile {
         f(state.node(self.ino)?, now)
     }
 
+    /// A change that writes, with its token.
+    fn once(&self, ctx: &Ctx, change: impl FnOnce() -> Result<Written>) -> Result<Written> {
+        let keep = |written: &Written| Outcome::Wrote {
+            offset: written.offset,
+            len_bytes: written.len_bytes as u64,
+        };
+        self.fs.dedup(ctx, change, keep, |outcome| match outcome {
+            Outcome::Wrote { offset, len_bytes } => Ok(Written::new(offset, len_bytes as usize)),
+            _ => Err(FsError::Superseded),
+        })
+    }
+
     /// Updates the attributes for a change of the content.
     fn stamp(ctx: &Ctx, node: &mut Node, now: Timestamp, kill_priv: bool) {
         node.changed(now);
@@ -170,8 +201,8 @@ impl OpenFile for MemFile {
         self.with(self.mode.read, |node, now| {
             let count = node.attr.size.saturating_sub(offset).min(buf.len() as u64) as usize;
             node.content.read(offset, &mut buf[..count]);
+            let no_atime = self.mode.no_atime || ctx.no_atime || node.is_read_only();
             let attr = &mut node.attr;
-            let no_atime = self.mode.no_atime || ctx.no_atime;
             if !no_atime && posix::relatime_due(attr.atime, attr.mtime, attr.ctime, now) {
                 attr.atime = now;
             }
@@ -199,13 +230,27 @@ impl OpenFile for MemFile {
                 Ok(Written::new(offset, data.len()))
             })
         };
-        let keep = |written: &Written| Outcome::Wrote {
-            offset: written.offset,
-            len_bytes: written.len_bytes as u64,
-        };
-        self.fs.dedup(ctx, change, keep, |outcome| match outcome {
-            Outcome::Wrote { offset, len_bytes } => Ok(Written::new(offset, len_bytes as usize)),
-            _ => Err(FsError::Superseded),
+        self.once(ctx, change)
+    }
+
+    fn clone_range(&self, ctx: &Ctx, range: &CloneRange) -> Result<Written> {
+        self.once(ctx, || {
+            if !self.mode.write {
+                return Err(FsError::BadHandle);
+            }
+            let mut state = self.fs.state();
+            let now = state.now();
+            let size = state.node(self.ino)?.attr.size;
+            let source = state.node(range.source.ino)?;
+            let len = range.len_in(self.ino, source.attr.size, size, MAX_FILE_BYTES)?;
+            let pages = source.content.pages_of(range.source_offset, len);
+            if len > 0 {
+                let node = state.node(self.ino)?;
+                node.content.put_pages(range.offset, len, pages);
+                node.attr.size = size.max(range.offset + len);
+                Self::stamp(ctx, node, now, false);
+            }
+            Ok(Written::new(range.offset, len as usize))
         })
     }
 

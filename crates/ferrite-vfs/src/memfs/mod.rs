@@ -7,6 +7,7 @@
 //! Invariants: an inode lives as long as it has a name, a pin or an open file. A directory's entries are kept in the
 //! order of creation, by a counter that never decreases; that counter is the listing's cookie.
 
+mod clone;
 mod data;
 mod dedup;
 mod state;
@@ -17,6 +18,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::acl;
 use crate::locks::{LockDone, LockOwner, LockRequest, LockTable, LockTicket, RecordLock, Unlock};
 use crate::posix::Access;
 use crate::{
@@ -24,6 +26,7 @@ use crate::{
     NewNode, OpenFile, OpenMode, Opened, Outcome, PATH_MAX, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, StatFs,
     Timestamp, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode, posix,
 };
+use clone::As;
 use data::{MemFile, PAGE_BYTES};
 use state::{Clock, Node, State};
 
@@ -55,8 +58,11 @@ impl MemFs {
         if node.attr.kind == FileKind::Directory {
             return Err(FsError::IsDirectory);
         }
+        if node.attr.kind == FileKind::File && mode.changes() && node.is_read_only() {
+            return Err(FsError::ReadOnly);
+        }
         if ctx.check {
-            posix::may_open(&node.attr, &ctx.cred, mode)?;
+            posix::may_open(&node.guarded(&ctx.cred)?, &ctx.cred, mode)?;
         }
         if node.attr.kind != FileKind::File {
             return Err(FsError::NoSuchAddress);
@@ -146,7 +152,7 @@ impl FileSystem for MemFs {
         let mut state = self.state();
         let dir = state.dir(dir)?;
         if ctx.check {
-            posix::may_search(&dir.attr, &ctx.cred)?;
+            posix::may_search(&dir.guarded(&ctx.cred)?, &ctx.cred)?;
         }
         Ok(dir.parent)
     }
@@ -202,7 +208,10 @@ impl FileSystem for MemFs {
     fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
         self.dedup_attr(ctx, || {
             let mut state = self.state();
-            let ino = state.make(ctx, parent, name, FileKind::Directory, mode)?.attr.ino;
+            let ino = match state.node(parent).is_ok_and(|dir| dir.holds_snapshots) {
+                true => state.take_snapshot(ctx, parent, name)?,
+                false => state.make(ctx, parent, name, FileKind::Directory, mode)?.attr.ino,
+            };
             state.give(ctx, ino)
         })
     }
@@ -234,7 +243,7 @@ impl FileSystem for MemFs {
             let dir = state.live_dir(parent)?;
             let taken = dir.entries.contains_key(name);
             if ctx.check {
-                posix::may_create(&dir.attr, &ctx.cred, taken)?;
+                posix::may_create(&dir.guarded(&ctx.cred)?, &ctx.cred, taken)?;
             }
             match () {
                 () if kind == FileKind::Directory => return Err(FsError::NotPermitted),
@@ -243,11 +252,20 @@ impl FileSystem for MemFs {
                 () if nlink >= LINK_MAX => return Err(FsError::TooManyLinks),
                 () => {}
             }
+            state.may_change(&[parent, ino])?;
             state.enter(parent, name, ino, now)?;
             let node = state.node(ino)?;
             node.attr.nlink += 1;
             node.touch(now);
             state.give(ctx, ino)
+        })
+    }
+
+    fn clone_tree(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
+        self.dedup_attr(ctx, || {
+            let mut state = self.state();
+            let made = state.clone_to(ctx, ino, (parent, name), As::Clone)?;
+            state.give(ctx, made)
         })
     }
 
@@ -258,6 +276,7 @@ impl FileSystem for MemFs {
             if state.node(ino)?.is_dir() {
                 return Err(FsError::IsDirectory);
             }
+            state.may_change(&[parent, ino])?;
             let now = state.now();
             state.leave(parent, name, now)?;
             state.drop_link(ino, now)
@@ -272,13 +291,31 @@ impl FileSystem for MemFs {
             if !node.is_dir() {
                 return Err(FsError::NotDirectory);
             }
-            if !node.entries.is_empty() {
-                return Err(FsError::NotEmpty);
+            let (is_empty, held_snapshots) = (node.entries.is_empty(), node.holds_snapshots);
+            let Node {
+                holds_snapshots: is_snapshot,
+                parent: of,
+                ..
+            } = *state.node(parent)?;
+            let is_owned = ctx.cred.is_root() || state.node(of)?.attr.uid == ctx.cred.uid;
+            match () {
+                () if is_snapshot && ctx.check && !is_owned => return Err(FsError::NotPermitted),
+                () if is_snapshot => {}
+                () if !is_empty => return Err(FsError::NotEmpty),
+                () if held_snapshots => state.may_change(&[parent])?,
+                () => state.may_change(&[parent, ino])?,
             }
             let now = state.now();
             state.leave(parent, name, now)?;
-            state.drop_link(ino, now)
+            match is_snapshot {
+                true => state.drop_tree(ino, now),
+                false => state.drop_link(ino, now),
+            }
         })
+    }
+
+    fn takes_snapshots(&self, dir: Ino) -> bool {
+        self.state().node(dir).is_ok_and(|dir| dir.holds_snapshots)
     }
 
     fn rename(
@@ -304,10 +341,10 @@ impl FileSystem for MemFs {
                 _ => {}
             }
             if ctx.check {
-                let attr = |state: &mut State, ino: Ino| state.node(ino).map(|node| node.attr);
-                let (from, to) = (attr(&mut state, parent)?, attr(&mut state, new_parent)?);
-                let moved = attr(&mut state, source)?;
-                let victim = target.map(|ino| attr(&mut state, ino)).transpose()?;
+                let guarded = |state: &mut State, ino: Ino| state.node(ino)?.guarded(&ctx.cred);
+                let (from, to) = (guarded(&mut state, parent)?, guarded(&mut state, new_parent)?);
+                let moved = guarded(&mut state, source)?;
+                let victim = target.map(|ino| guarded(&mut state, ino)).transpose()?;
                 let from = posix::RenameSide {
                     dir: &from,
                     entry: Some(&moved),
@@ -321,6 +358,8 @@ impl FileSystem for MemFs {
             if !state.check_rename((parent, source), (new_parent, target), mode)? {
                 return Ok(());
             }
+            state.may_change(&[parent, new_parent, source])?;
+            state.may_change(target.as_slice())?;
             let now = state.now();
             state.leave(parent, name, now)?;
             if let Some(target) = target {
@@ -335,8 +374,10 @@ impl FileSystem for MemFs {
             state.enter(new_parent, new_name, source, now)?;
             state.node(source)?.touch(now);
             if mode.leaves_whiteout() {
-                // The caller may rename, and needs no right to make devices.
-                state.make(&Ctx::trusted(ctx.cred.clone()), parent, name, FileKind::CharDevice, 0)?;
+                // The caller may rename, and needs no right to make devices. A whiteout inherits no list.
+                let ctx = Ctx::trusted(ctx.cred.clone());
+                let whiteout = state.make(&ctx, parent, name, FileKind::CharDevice, 0)?;
+                whiteout.xattrs.clear();
             }
             Ok(())
         })
@@ -411,7 +452,7 @@ impl FileSystem for MemFs {
         let mut state = self.state();
         let node = state.node(ino)?;
         if ctx.check {
-            posix::may_xattr(&node.attr, &ctx.cred, name, Access::READ)?;
+            posix::may_xattr(&node.guarded(&ctx.cred)?, &ctx.cred, name, Access::READ)?;
         }
         node.xattrs.get(name).cloned().ok_or(FsError::NoAttribute)
     }
@@ -423,7 +464,7 @@ impl FileSystem for MemFs {
             let now = state.now();
             let node = state.node(ino)?;
             if ctx.check {
-                posix::may_xattr(&node.attr, &ctx.cred, name, Access::WRITE)?;
+                posix::may_xattr(&node.guarded(&ctx.cred)?, &ctx.cred, name, Access::WRITE)?;
             }
             if value.len() > XATTR_SIZE_MAX {
                 return Err(FsError::ValueTooLong);
@@ -440,7 +481,17 @@ impl FileSystem for MemFs {
             if !posix::xattrs_fit(all) {
                 return Err(FsError::NoSpace(crate::SpaceOf::Attributes));
             }
-            node.xattrs.insert(name.to_vec(), value.to_vec());
+            if acl::is_acl(name) {
+                let mut changed = node.clone();
+                changed.set_acl(&ctx.cred, name, Some(value))?;
+                node.may_change()?;
+                *node = changed;
+            } else {
+                if !posix::is_own_xattr(name) {
+                    node.may_change()?;
+                }
+                node.xattrs.insert(name.to_vec(), value.to_vec());
+            }
             if !posix::is_own_xattr(name) {
                 node.touch(now);
             }
@@ -461,9 +512,15 @@ impl FileSystem for MemFs {
             let now = state.now();
             let node = state.node(ino)?;
             if ctx.check {
-                posix::may_xattr(&node.attr, &ctx.cred, name, Access::WRITE)?;
+                posix::may_xattr(&node.guarded(&ctx.cred)?, &ctx.cred, name, Access::WRITE)?;
             }
-            node.xattrs.remove(name).ok_or(FsError::NoAttribute)?;
+            if !node.xattrs.contains_key(name) {
+                return Err(FsError::NoAttribute);
+            }
+            if !posix::is_own_xattr(name) {
+                node.may_change()?;
+            }
+            node.xattrs.remove(name);
             node.touch(now);
             Ok(())
         })

@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use super::MAX_FILE_BYTES;
 use super::data::{Content, PAGE_BYTES};
+use crate::acl;
+use crate::posix::Guarded;
 use crate::{
-    Attr, BadArgument, Cred, Ctx, DirEntry, FileKind, FsError, Ino, LINK_MAX, ROOT_INO, RenameMode, Result, SetAttr,
-    SetTime, Timestamp, posix,
+    Attr, BadArgument, Cred, Ctx, DirEntry, FileKind, FsError, Ino, LINK_MAX, ROOT_INO, RenameMode, Result,
+    SNAPSHOTS_NAME, SetAttr, SetTime, Timestamp, posix,
 };
 
 #[derive(Debug, Clone)]
@@ -24,6 +26,10 @@ pub(super) struct Node {
     pub(super) parent: Ino,
     pub(super) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     pub(super) pins: u64,
+    /// Its entries are snapshots of its parent.
+    pub(super) holds_snapshots: bool,
+    /// A part of a snapshot.
+    pub(super) in_snapshot: bool,
 }
 
 /// Where the time comes from.
@@ -74,11 +80,42 @@ impl Node {
             parent,
             xattrs: BTreeMap::new(),
             pins: 0,
+            holds_snapshots: false,
+            in_snapshot: false,
         }
+    }
+
+    /// Whether callers may change it. An inode without names goes away.
+    pub(super) fn may_change(&self) -> Result<()> {
+        match self.is_read_only() && self.attr.nlink > 0 {
+            true => Err(FsError::ReadOnly),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn is_read_only(&self) -> bool {
+        self.holds_snapshots || self.in_snapshot
     }
 
     pub(super) fn is_dir(&self) -> bool {
         self.attr.kind == FileKind::Directory
+    }
+
+    /// As `cred` is checked against it.
+    pub(super) fn guarded(&self, cred: &Cred) -> Result<Guarded> {
+        Guarded::of(self.attr, cred, || Ok(self.xattrs.get(acl::ACCESS).cloned()))
+    }
+
+    /// Sets or removes an access control list.
+    pub(super) fn set_acl(&mut self, cred: &Cred, name: &[u8], value: Option<&[u8]>) -> Result<()> {
+        let Attr { kind, mode, gid, .. } = self.attr;
+        let change = acl::set((kind, mode, gid), cred, name, value)?;
+        self.attr.mode = change.mode;
+        match change.value {
+            Some(value) => self.xattrs.insert(name.to_vec(), value),
+            None => self.xattrs.remove(name),
+        };
+        Ok(())
     }
 
     pub(super) fn attr(&self) -> Attr {
@@ -144,11 +181,16 @@ impl State {
         }
     }
 
+    /// Whether callers may change all of these.
+    pub(super) fn may_change(&mut self, inodes: &[Ino]) -> Result<()> {
+        inodes.iter().try_for_each(|&ino| self.node(ino)?.may_change())
+    }
+
     pub(super) fn find(&mut self, ctx: &Ctx, dir: Ino, name: &[u8]) -> Result<Option<Ino>> {
         posix::check_name(name)?;
         let dir = self.dir(dir)?;
         if ctx.check {
-            posix::may_search(&dir.attr, &ctx.cred)?;
+            posix::may_search(&dir.guarded(&ctx.cred)?, &ctx.cred)?;
         }
         Ok(dir.entries.get(name).map(|&(ino, _)| ino))
     }
@@ -158,7 +200,7 @@ impl State {
         let ino = self.find(ctx, dir, name)?.ok_or(FsError::NotFound)?;
         if ctx.check {
             let victim = self.node(ino)?.attr;
-            posix::may_delete(&self.node(dir)?.attr, &victim, &ctx.cred)?;
+            posix::may_delete(&self.node(dir)?.guarded(&ctx.cred)?, &victim, &ctx.cred)?;
         }
         Ok(ino)
     }
@@ -234,7 +276,7 @@ impl State {
         let is_dir = kind == FileKind::Directory;
         let taken = dir.entries.contains_key(name);
         if ctx.check {
-            posix::may_create(&dir.attr, cred, taken)?;
+            posix::may_create(&dir.guarded(cred)?, cred, taken)?;
             posix::may_mknod(kind, cred)?;
         }
         if taken {
@@ -243,14 +285,26 @@ impl State {
         if is_dir && dir.attr.nlink >= LINK_MAX {
             return Err(FsError::TooManyLinks);
         }
-        let posix::Inherited { gid, mode } = posix::inherit(&dir.attr, cred, mode, is_dir);
+        let default = dir.xattrs.get(acl::DEFAULT).map(Vec::as_slice);
+        let lists = acl::inherit(default, kind, mode, ctx.umask)?;
+        let posix::Inherited { gid, mode } = posix::inherit(&dir.attr, cred, lists.mode, is_dir);
+        let owner = (dir.attr.uid, dir.attr.gid);
+        let holds_snapshots = is_dir && name == SNAPSHOTS_NAME;
+        if holds_snapshots && ctx.check && !cred.is_root() && cred.uid != owner.0 {
+            return Err(FsError::NotPermitted);
+        }
+        dir.may_change()?;
         let now = self.now();
         let ino = self.next_ino;
         self.next_ino += 1;
         let mut node = Node::new(ino, parent, kind, now);
         node.attr.mode = mode;
-        node.attr.uid = cred.uid;
-        node.attr.gid = gid;
+        (node.attr.uid, node.attr.gid) = match holds_snapshots {
+            true => owner,
+            false => (cred.uid, gid),
+        };
+        node.holds_snapshots = holds_snapshots;
+        node.xattrs.extend(lists.attributes());
         self.nodes.insert(ino, node);
         self.enter(parent, name, ino, now)?;
         self.node(ino)
@@ -297,7 +351,7 @@ impl State {
 }
 
 impl State {
-    /// Lists a directory; see [`FileSystem::readdir_plus`].
+    /// Lists a directory but for its directory of snapshots; see [`FileSystem::readdir_plus`].
     pub(super) fn list(
         &mut self,
         dir: Ino,
@@ -310,7 +364,11 @@ impl State {
             let Some(&(ino, _)) = node.entries.get(name) else {
                 continue;
             };
-            let attr = self.nodes.get(&ino).ok_or(FsError::Stale)?.attr();
+            let node = self.nodes.get(&ino).ok_or(FsError::Stale)?;
+            if node.holds_snapshots && name == SNAPSHOTS_NAME {
+                continue;
+            }
+            let attr = node.attr();
             let kind = attr.kind;
             let entry = DirEntry {
                 ino,
@@ -330,7 +388,7 @@ impl State {
         let now = self.now();
         let node = self.node(ino)?;
         let set = match ctx.check {
-            true => posix::may_setattr(&node.attr, &ctx.cred, set, opened_for_writing)?,
+            true => posix::may_setattr(&node.guarded(&ctx.cred)?, &ctx.cred, set, opened_for_writing)?,
             false => *set,
         };
         if let Some(size) = set.size {
@@ -340,6 +398,11 @@ impl State {
                 FileKind::Directory => return Err(FsError::IsDirectory),
                 _ => return Err(FsError::Invalid(BadArgument::NoSize)),
             }
+        }
+        if !node.holds_snapshots {
+            node.may_change()?;
+        }
+        if let Some(size) = set.size {
             node.content.truncate(size);
             node.attr.size = size;
             node.attr.mtime = now;
@@ -353,6 +416,11 @@ impl State {
         attr.mode = set.mode.unwrap_or(attr.mode) & 0o7777;
         attr.uid = set.uid.unwrap_or(attr.uid);
         attr.gid = set.gid.unwrap_or(attr.gid);
+        if let Some(mode) = set.mode
+            && let Some(list) = node.xattrs.get_mut(acl::ACCESS)
+        {
+            acl::chmod(list, mode)?;
+        }
         attr.atime = set.atime.map_or(attr.atime, time);
         attr.mtime = set.mtime.map_or(attr.mtime, time);
         if set.kill_priv {

@@ -7,18 +7,25 @@ use rustc_hash::FxHashSet;
 
 use super::{Repair, State};
 use crate::audit::rules::{inodes as rules, pages};
-use crate::audit::wrong::{PageWrong, Wrong};
+use crate::audit::wrong::{BlockWrong, PageWrong, Wrong};
 use crate::format::layout::BLOCK_BYTES;
 use crate::format::xattr;
 use crate::page::scan;
 
 impl Repair {
-    /// Every page gets its own block.
+    /// Every page gets its own block, or one that it may share.
     pub(super) fn blocks(&mut self) {
         let mut conflicts = Vec::new();
+        // Blocks that pages of files have, and may share.
+        let mut shared = FxHashSet::default();
         self.map.for_each(&mut |entry| {
-            if let Err(what) = self.own(self.superblock.page(entry.word)) {
-                conflicts.push((entry, what));
+            let block = self.superblock.page(entry.word);
+            let may_share = pages::may_share(self.view(), &entry) && self.may_be_file(entry.ino);
+            match self.own(block) {
+                Ok(()) if may_share => drop(shared.insert(block)),
+                Ok(()) => {}
+                Err(BlockWrong::Taken) if may_share && shared.contains(&block) => {}
+                Err(what) => conflicts.push((entry, what)),
             }
             true
         });
@@ -56,6 +63,11 @@ impl Repair {
             );
         }
         self.reload_map();
+    }
+
+    /// Whether an inode belongs to a file, or may have until it was damaged.
+    fn may_be_file(&self, ino: Inum) -> bool {
+        self.state[ino.index()] == State::Damaged || self.load(ino).is_file()
     }
 
     /// Blocks that hold logs or attributes, whether they prove sound later or not.

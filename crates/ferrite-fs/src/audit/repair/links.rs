@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use ferrite_map::{Inum, Lblk, PageWord, StoredWord};
-use ferrite_vfs::{FileKind, Shown};
+use ferrite_vfs::{FileKind, SNAPSHOTS_NAME, Shown};
 use rustc_hash::FxHashMap;
 
 use super::{DirBlock, Named, Repair, State};
@@ -68,6 +68,29 @@ impl Repair {
         }
         self.adopt_nameless();
         self.cut_circles();
+        self.release_parts_of_snapshots();
+    }
+
+    /// A part of a snapshot that has lost its place there, and a directory of snapshots that has lost its name, take
+    /// changes again: else nobody could remove them.
+    fn release_parts_of_snapshots(&mut self) {
+        // Mount removes what is below these.
+        let mut tops = self.orphan_trees();
+        let is_of_snapshots = |entry: &&Named| self.load(entry.ino).is_snapshots();
+        let named = |entry: &&Named| self.name_of(entry) == SNAPSHOTS_NAME;
+        let in_place = self.entries.iter().filter(is_of_snapshots).filter(named);
+        tops.extend(in_place.map(|entry| entry.ino));
+        let in_place = self.below(tops);
+        for ino in self.superblock.all_inums() {
+            let is_there = self.state.get(ino.index()) == Some(&State::Sound) && !in_place[ino.index()];
+            let mut inode = self.load(ino);
+            if is_there && inode.is_read_only() && inode.nlink() > 0 {
+                inode.clear_snapshot_flags();
+                self.put(ino, &mut inode);
+                let what = format!("inode {ino}: it was a part of a snapshot");
+                self.mended("connecting", what, "it takes changes now", false);
+            }
+        }
     }
 
     /// Names in `lost+found` for all inodes that have none. An inode without names, links or content is the remains of
@@ -84,7 +107,7 @@ impl Repair {
             }
             let inode = self.load(ino);
             let has_inside = inode.is_dir() && (inode.entries() > 0 || has_entries[ino.index()]);
-            if inode.nlink() > 0 || has_inside {
+            if inode.nlink() > 0 || has_inside && !inode.is_orphan_tree() {
                 self.adopt_as_lost(ino, &Wrong::NoName { ino });
             }
         }
@@ -119,14 +142,27 @@ impl Repair {
         adopted
     }
 
-    /// Which inodes can be reached from the root.
+    /// The directories that mount removes with everything below.
+    fn orphan_trees(&self) -> Vec<Inum> {
+        let is_orphan = |&ino: &Inum| self.state[ino.index()] == State::Sound && self.load(ino).is_orphan_tree();
+        self.superblock.all_inums().filter(is_orphan).collect()
+    }
+
+    /// Which inodes can be reached from the root, or from a tree that mount removes.
     fn reached(&self) -> Vec<bool> {
+        let mut tops = self.orphan_trees();
+        tops.push(ROOT);
+        self.below(tops)
+    }
+
+    /// Which inodes are these, or can be reached from them.
+    fn below(&self, tops: Vec<Inum>) -> Vec<bool> {
         let mut children: FxHashMap<Inum, Vec<Inum>> = FxHashMap::default();
         for entry in &self.entries {
             children.entry(entry.dir).or_default().push(entry.ino);
         }
         let mut reached = vec![false; self.state.len()];
-        let mut pending = vec![ROOT];
+        let mut pending = tops;
         while let Some(ino) = pending.pop() {
             if !std::mem::replace(&mut reached[ino.index()], true) {
                 pending.extend(children.get(&ino).into_iter().flatten());

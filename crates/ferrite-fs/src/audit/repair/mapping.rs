@@ -126,7 +126,8 @@ impl Repair {
             let what = PageWrong::BehindEnd;
             let what = Wrong::Page { at, what };
             let mut inode = self.load(ino);
-            if !inode.is_file() {
+            // The checksum of an inode covers its content: that of another file has lost its way.
+            if !inode.is_file() || inode.is_inline() {
                 let _ = self.set_page(ino, lblk, None);
                 self.pages[ino.index()] -= 1;
                 self.mended("mapping", what, "dropped", true);
@@ -181,14 +182,14 @@ impl Repair {
         }
     }
 
-    /// An inode contradicts itself about its content. For a file, the pages win over the inline flag; other inodes keep
+    /// An inode contradicts itself about its content. A file with content in its inode keeps that; other inodes keep
     /// nothing.
     fn settle_content(&mut self, ino: Inum, wrong: &Wrong) {
         let inode = self.load(ino);
         match *wrong {
-            // Counting corrects the flag (`links.rs`).
             Wrong::Inline { pages, .. } if inode.is_file() && pages > 0 => {
-                self.spoiled.insert(ino);
+                self.unmap_all(ino);
+                self.mended("mapping", wrong, "dropped: they are another file's", true);
             }
             Wrong::SpecialPages { .. } => {
                 self.unmap_all(ino);

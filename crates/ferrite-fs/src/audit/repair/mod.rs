@@ -29,7 +29,7 @@ use crate::audit::boot::{StaleBoot, stale_boot};
 use crate::audit::fsck::{self, Progress};
 use crate::audit::owner::{MAYBE_COPIED, may_be_live_copy};
 use crate::audit::rewrite::{self, Rewrite};
-use crate::audit::rules::{View, outcomes as outcome_rules, superblock as superblock_rules};
+use crate::audit::rules::{View, outcomes as outcome_rules, pages, superblock as superblock_rules};
 use crate::audit::wrong::{BlockWrong, Wrong};
 use crate::error::EngineError;
 use crate::format::inode::{INODE_WORDS, Inode};
@@ -428,15 +428,17 @@ impl Repair {
         let mut pages = Vec::new();
         self.map.for_each(&mut |entry| {
             if entry.ino == ino {
-                pages.push((entry.lblk, self.superblock.page(entry.word)));
+                // Other pages may have the block.
+                let is_own = !pages::may_share(self.view(), &entry);
+                pages.push((entry.lblk, self.superblock.page(entry.word), is_own));
             }
             true
         });
         // In order, so that no structure needs more space in between.
         pages.sort_unstable();
-        for (lblk, block) in pages {
+        for (lblk, block, is_own) in pages {
             let _ = self.set_page(ino, lblk, None);
-            if self.superblock.is_data_block(block) {
+            if is_own && self.superblock.is_data_block(block) {
                 // Not owned yet while the mapping is being checked; released twice by two pages of one block.
                 self.owned.release(u64::from(block) - self.superblock.first_block);
             }

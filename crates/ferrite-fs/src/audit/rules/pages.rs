@@ -13,6 +13,13 @@ pub(crate) fn owner(view: View<'_>, at: &MapEntry) -> Result<Inode, PageWrong> {
     view.in_use(at.ino).ok_or(PageWrong::Nobody)
 }
 
+/// Whether a page may name a block that another page names as well. Mount does not check that both belong to files: a
+/// directory's block shows that it is one.
+pub(crate) fn may_share(view: View<'_>, at: &MapEntry) -> bool {
+    let mark = view.superblock.mark(view.superblock.page(at.word));
+    !at.word.is_unwritten() && mark.is_some_and(|(offset, bit)| view.region.load(offset) & bit != 0)
+}
+
 /// Whether a page restricts where its file may end. Reserved pages may lie past the end.
 pub(crate) fn is_within_end(at: &MapEntry) -> bool {
     !at.word.is_unwritten()

@@ -49,7 +49,7 @@ impl Tx<'_> {
     pub(crate) fn commit(mut self, inodes: &[&Arc<InodeMem>]) -> Result<()> {
         let _span = profile::enter(Spent::Record);
         self.complete_record();
-        if self.buffers.record.is_empty() {
+        if self.buffers.record.is_empty() && !self.changes_snapshot {
             return Ok(());
         }
         self.check_allowed()?;
@@ -78,6 +78,9 @@ impl Tx<'_> {
 
     #[inline]
     fn check_allowed(&self) -> Result<()> {
+        if self.changes_snapshot {
+            return Err(FsError::ReadOnly);
+        }
         if self.from_reserve > 0 {
             self.check_reserve()?;
         }
@@ -88,7 +91,9 @@ impl Tx<'_> {
     /// not matter: tree nodes, for example, may make an overwrite take more than it frees.
     #[cold]
     fn check_reserve(&self) -> Result<()> {
-        let is_block = |resource: &&Resource| matches!(resource, Resource::Block(_));
+        // A block that other pages name does not come back.
+        let is_block =
+            |resource: &&Resource| matches!(resource, Resource::Block(block) if !self.core.shares.is_shared(*block));
         let freed = self.buffers.freed.iter().chain(&self.buffers.freed_at_once);
         let freed = freed.filter(is_block).count();
         match self.from_reserve <= freed || self.core.alloc.may_owe() {

@@ -31,6 +31,7 @@ use crate::pool::buffers::{FilePages, Lease};
 use crate::pool::core::{Core, map_error};
 use crate::space::blocks::{Class, Token};
 use crate::space::names::NameTx;
+use crate::space::shares::Marks;
 use crate::thread::thread_number;
 
 pub(crate) use self::purpose::{Purpose, WhenFrozen};
@@ -79,6 +80,8 @@ pub(crate) struct Tx<'e> {
     from_reserve: usize,
     stage: Stage<'e>,
     purpose: Purpose,
+    /// It would change an inode of a snapshot, and its purpose does not allow that.
+    changes_snapshot: bool,
     content: Content,
     streamed: Streamed,
     /// From the first read of the mapping until the words are set, for mappings whose entries may move.
@@ -104,6 +107,7 @@ impl<'e> Tx<'e> {
             from_reserve: 0,
             stage: Stage::Gathering,
             purpose,
+            changes_snapshot: false,
             content: Content::Private,
             streamed: Streamed::default(),
             _shared: shared,
@@ -182,12 +186,20 @@ impl<'e> Tx<'e> {
         }
     }
 
+    /// Has the commit refuse what would change an inode of a snapshot: every change of a file or directory puts its
+    /// inode, so this one place keeps all of a snapshot as it is. `stored` gives the words of the stored inode.
+    #[inline]
+    fn guard_snapshot(&mut self, stored: impl Fn(usize) -> u64) {
+        self.changes_snapshot |= Inode::is_kept_as_is(stored) && !self.purpose.may_change_snapshots();
+    }
+
     /// Completes `new` with its checksum, and records the words in which it differs from the stored inode. The caller
     /// holds the inode's lock.
     pub(crate) fn put_inode(&mut self, ino: Inum, new: &mut Inode) {
         let _span = profile::enter(Spent::Record);
         let offset = self.core.superblock.inode_offset(ino);
         let stored = self.core.region.words(offset, INODE_WORDS);
+        self.guard_snapshot(|index| stored[index].load(Ordering::Relaxed));
         let differs = |index: usize, new: &Inode| stored[index].load(Ordering::Relaxed) != new.words[index];
         new.set_crc(profile::within(Spent::Checksum, || new.checksum(ino)));
         for index in 0..INODE_WORDS {
@@ -206,6 +218,7 @@ impl<'e> Tx<'e> {
         if is_seeded(Bug::InodeWithoutRecord) {
             return self.put_inode(ino, new);
         }
+        self.guard_snapshot(|index| old.words[index]);
         // Most overwrites within a tick of the clock change nothing, and the checksum is most of the cost here.
         if old.words == new.words {
             return;
@@ -275,6 +288,32 @@ impl<'e> Tx<'e> {
             data_sum::word(self.core.superblock.seed, page, crc32c(data))
         });
         self.buffers.record.set_word(offset, sum);
+    }
+
+    /// Makes the record follow all others that mark shared blocks, and mark these. The caller keeps the right until the
+    /// record has committed.
+    pub(crate) fn mark_shared(&mut self, marks: &Marks<'_>, blocks: &[BlockNo]) {
+        self.min_seq = self.min_seq.max(marks.last_seq());
+        for word in marks.words(blocks) {
+            self.buffers.record.set_word(word.offset, word.value);
+        }
+    }
+
+    /// Makes the checksum of the block of a page fit any page that names the block, if data carries checksums.
+    ///
+    /// # Errors
+    /// Damage of the checksum.
+    pub(crate) fn share_sum(&mut self, page: PageId, block: BlockNo) -> Result<()> {
+        let Some(offset) = self.core.superblock.sum_word_offset(block) else {
+            return Ok(());
+        };
+        let stored = self.core.region.load(offset);
+        let shared = data_sum::shared(self.core.superblock.seed, page, stored);
+        let shared = shared.map_err(|difference| data_sum::mismatch(page, block, difference))?;
+        if shared != stored {
+            self.buffers.record.set_word(offset, shared);
+        }
+        Ok(())
     }
 
     /// Records the checksum of the current content of a page's block, if data carries checksums.
@@ -471,6 +510,9 @@ impl MapTx for Tx<'_> {
     fn freed(&mut self, resource: Resource) {
         match resource {
             Resource::Block(_) | Resource::LogSegment(..) if is_seeded(Bug::EarlyReuse) => {
+                self.buffers.freed_at_once.push(resource);
+            }
+            Resource::Block(block) if self.core.shares.is_shared(block) && is_seeded(Bug::ShareDroppedEarly) => {
                 self.buffers.freed_at_once.push(resource);
             }
             Resource::Block(_) | Resource::MapSlot(_) | Resource::LogSegment(..) => self.buffers.freed.push(resource),

@@ -2,12 +2,13 @@
 //!
 //! Contents: [`Purpose`] and [`WhenFrozen`]. Only the steps of the commit ask what a purpose implies:
 //!
-//! | purpose | on a frozen pool | its inodes count as changed | the commit waits for a sync |
-//! | --- | --- | --- | --- |
-//! | `Change` | waits | yes | yes |
-//! | `ObservedChange` | fails | yes | yes |
-//! | `Upkeep` | as it says | no | yes |
-//! | `Background` | fails | no | no |
+//! | purpose | on a frozen pool | its inodes count as changed | the commit waits for a sync | may change snapshots |
+//! | --- | --- | --- | --- | --- |
+//! | `Change` | waits | yes | yes | no |
+//! | `ObservedChange` | fails | yes | yes | no |
+//! | `Clone` | waits | yes | yes | yes |
+//! | `Upkeep` | as it says | no | yes | yes |
+//! | `Background` | fails | no | no | yes |
 
 /// The purpose of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub(crate) enum Purpose {
     Change,
     /// Adapters have changed a bound file in place, and the engine records that they did.
     ObservedChange,
+    /// Makes or removes a clone of a tree, which may be a snapshot.
+    Clone,
     /// Changes how a file is kept, or attributes that a service keeps with it, but not what readers see.
     Upkeep(WhenFrozen),
     /// The same, if no caller waits for it, as for an access time: it need not be durable soon.
@@ -33,11 +36,19 @@ pub(crate) enum WhenFrozen {
 
 impl Purpose {
     pub(super) fn waits_for_thaw(self) -> bool {
-        matches!(self, Purpose::Change | Purpose::Upkeep(WhenFrozen::Wait))
+        matches!(
+            self,
+            Purpose::Change | Purpose::Clone | Purpose::Upkeep(WhenFrozen::Wait)
+        )
     }
 
     pub(super) fn counts_as_change(self) -> bool {
-        matches!(self, Purpose::Change | Purpose::ObservedChange)
+        matches!(self, Purpose::Change | Purpose::ObservedChange | Purpose::Clone)
+    }
+
+    /// Whether it may change inodes of snapshots that have a name.
+    pub(super) fn may_change_snapshots(self) -> bool {
+        !matches!(self, Purpose::Change | Purpose::ObservedChange)
     }
 
     pub(super) fn waits_for_sync(self) -> bool {

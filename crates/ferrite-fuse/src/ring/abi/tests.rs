@@ -61,7 +61,7 @@ fn requests_are_understood() {
         kind: 1,
         pid: 42,
     };
-    let cases: [(u32, Vec<u8>, &[u8], Request<'_>); 12] = [
+    let cases: [(u32, Vec<u8>, &[u8], Request<'_>); 15] = [
         (1, vec![], b"name\0", Request::Lookup(b"name")),
         (
             45,
@@ -99,9 +99,8 @@ fn requests_are_understood() {
             write,
             b"data, and more",
             Request::Write {
-                fh: 3,
-                offset: 4096,
-                how: 2,
+                at: (3, 4096),
+                how: WriteFlags::from_bits_retain(2),
                 flags: libc::O_APPEND,
                 data: b"data",
             },
@@ -135,8 +134,46 @@ fn requests_are_understood() {
             b"new\0",
             Request::Create {
                 name: b"new",
-                mode: 0o644,
+                bits: NewBits {
+                    mode: 0o644,
+                    umask: 0o22,
+                },
                 flags: libc::O_RDWR,
+            },
+        ),
+        (
+            8,
+            halves(&[libc::S_IFIFO, 7, 0o27, 0]),
+            b"pipe\0",
+            Request::MkNod {
+                name: b"pipe",
+                bits: NewBits {
+                    mode: libc::S_IFIFO,
+                    umask: 0o27,
+                },
+                rdev: 7,
+            },
+        ),
+        (
+            9,
+            halves(&[0o777, 0o77]),
+            b"dir\0",
+            Request::MkDir {
+                name: b"dir",
+                bits: NewBits {
+                    mode: 0o777,
+                    umask: 0o77,
+                },
+            },
+        ),
+        (
+            47,
+            words(&[3, 4096, 7, 5, 8192, 1 << 40, 0]),
+            b"",
+            Request::CopyFileRange {
+                from: (3, 4096),
+                to: (5, 8192),
+                length: 1 << 40,
             },
         ),
         (25, words(&[3, 0, 9]), b"", Request::Flush { fh: 3, owner: 9 }),
@@ -207,7 +244,7 @@ fn what_makes_no_sense_is_refused() {
     assert_eq!(refused(16, &long, b"short"), Some(Errno::EIO));
     assert_eq!(refused(15, &words(&[3, u64::MAX]), b""), Some(Errno::EINVAL));
     assert_eq!(refused(21, &halves(&[6, 0]), b"a\0value"), Some(Errno::EIO));
-    for unknown in [0, 2, 26, 36, 47, 51, 52, 4096, u32::MAX] {
+    for unknown in [0, 2, 26, 36, 48, 51, 52, 4096, u32::MAX] {
         assert_eq!(refused(unknown, &[], b"x\0"), Some(Errno::ENOSYS), "{unknown}");
     }
 }

@@ -1,6 +1,7 @@
 //! Names that are gone, and names that only the mapping has lost: those a repair reports, and those it restores.
 
 use ferrite_map::{Inum, PageWord};
+use ferrite_vfs::{DirEntry, SNAPSHOTS_NAME, SetAttr};
 
 use super::wiped::{number, repaired, tree};
 use super::*;
@@ -130,6 +131,61 @@ fn what_costs_no_name_is_no_loss() {
         recount(&mut image, ino, change);
         assert!(loses(&repaired(&image).1));
     }
+}
+
+/// A snapshot, a part of one, and a directory of snapshots that have lost their names can be removed from `lost+found`;
+/// a snapshot in its place stays as it is.
+#[test]
+fn parts_of_snapshots_that_lost_their_place_take_changes() {
+    for variant in PLAIN {
+        let sound = changed(&sample(variant), true, |engine| {
+            for name in [b"one", b"two"] {
+                let dir = engine.mkdir(SYSTEM, ROOT_INO, name, 0o755).unwrap().ino;
+                let node = NewNode {
+                    kind: FileKind::File,
+                    mode: 0o644,
+                    rdev: 0,
+                };
+                let sub = engine.mkdir(SYSTEM, dir, b"sub", 0o755).unwrap().ino;
+                engine.mknod(SYSTEM, sub, b"file", &node).unwrap();
+                let snapshots = engine.mkdir(SYSTEM, dir, SNAPSHOTS_NAME, 0o755).unwrap().ino;
+                engine.mkdir(SYSTEM, snapshots, b"s", 0o755).unwrap();
+            }
+        });
+        for lost in ["/one/.snapshots", "/one/.snapshots/s", "/one/.snapshots/s/sub"] {
+            let mut image = sound.clone();
+            let ino = number(&image, lost);
+            erase(&mut image, lost, true);
+            let (image, _) = repaired(&image);
+            let engine = Engine::mount(Region::from_image(&image).unwrap(), &quiet()).unwrap();
+            let found = engine.lookup(SYSTEM, ROOT_INO, b"lost+found").unwrap().ino;
+            let name = format!("#{ino}");
+            assert_eq!(
+                engine.lookup(SYSTEM, found, name.as_bytes()).unwrap().ino,
+                ino,
+                "{lost}"
+            );
+            remove_all(&engine, found, name.as_bytes());
+            let kept = number(&image, "/two/.snapshots/s/sub/file");
+            let refused = engine.setattr(SYSTEM, kept, &SetAttr::default());
+            assert_eq!(refused.unwrap_err(), FsError::ReadOnly, "{variant:?}, {lost}");
+        }
+    }
+}
+
+fn remove_all(engine: &Engine, dir: Ino, name: &[u8]) {
+    let found = engine.lookup(SYSTEM, dir, name).unwrap();
+    if found.kind != FileKind::Directory {
+        return engine.unlink(SYSTEM, dir, name).unwrap();
+    }
+    let mut names = Vec::new();
+    let mut push = |entry: &DirEntry<'_>| {
+        names.push(entry.name.to_vec());
+        true
+    };
+    engine.readdir(SYSTEM, found.ino, 0, &mut push).unwrap();
+    names.iter().for_each(|name| remove_all(engine, found.ino, name));
+    engine.rmdir(SYSTEM, dir, name).unwrap();
 }
 
 /// A crash leaves a file that was open when it lost its name; mount frees it, and there is nothing to repair.
