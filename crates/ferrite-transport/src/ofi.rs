@@ -9,26 +9,27 @@
 #![allow(unsafe_code, reason = "libfabric is a library in C")]
 
 mod guard;
+mod lists;
+mod provider;
 mod stale_locks;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_buffers::{Buffer, Pool};
-use ferrite_checks::ranked::Mutex;
 
 use crate::FabricError;
 use crate::error::Trouble;
-use crate::lock_order;
 use crate::stale_segments;
 
 pub(crate) use guard::Guard;
+use lists::{LISTS, ShmPeer};
+pub(crate) use provider::begin;
+pub use provider::{Provider, library_version};
 #[cfg(test)]
 pub(crate) use stale_locks::Page;
 pub(crate) use stale_locks::PeerLocks;
@@ -49,9 +50,7 @@ struct RawCompletion {
 }
 
 unsafe extern "C" {
-    fn ferrite_ofi_version() -> u32;
     fn ferrite_ofi_text(error: c_int) -> *const c_char;
-    fn ferrite_ofi_has(provider: *const c_char) -> c_int;
     fn ferrite_ofi_open(
         provider: *const c_char,
         node: *const c_char,
@@ -109,25 +108,15 @@ pub(crate) const NAME_BYTES_MAX: usize = 256;
 /// Keys that this process has requested. Providers that choose their own ignore them.
 static NEXT_KEY: AtomicU64 = AtomicU64::new(1);
 
-/// One endpoint at a time in a process is opened or closed, or adds a peer: providers keep lists that all of their
-/// endpoints share.
-static LISTS: Mutex<lock_order::Lists, Lists> = Mutex::new(Lists {
-    known: BTreeMap::new(),
-    closing: Vec::new(),
-});
+/// Peers over shm that are left, and not gone, at most: an endpoint has place for 256 in all.
+const LEFT_MAX: usize = 64;
+/// Polls after which an endpoint looks again whether peers that it has left are gone.
+const POLLS_PER_LOOK: u32 = 256;
 
-/// The endpoints over shm that know each other. Endpoints of one process use each other's memory in place, without the
-/// mapping of their own that other processes have: libfabric 1.17 would go on using it after it is unmapped. So an
-/// endpoint is closed only when no other one of this process knows it any more.
-struct Lists {
-    /// Names of endpoints, and how many endpoints of this process know them.
-    known: BTreeMap<Vec<u8>, usize>,
-    closing: Vec<Closing>,
-}
-
-/// An endpoint without a user, which others of this process still know.
+/// An endpoint without a user, which others of this process may still know.
 struct Closing {
     raw: NonNull<Raw>,
+    /// Over shm.
     name: Vec<u8>,
     /// Buffers that the provider may still read or write.
     _given: Vec<Option<Given>>,
@@ -137,88 +126,18 @@ struct Closing {
 // SAFETY: as for `Endpoint`.
 unsafe impl Send for Closing {}
 
-impl Lists {
-    /// Closes the endpoints that no other knows any more.
-    fn sweep(&mut self) {
-        let known = &self.known;
-        let is_free = |it: &mut Closing| !known.contains_key(&it.name);
-        for closing in self.closing.extract_if(.., is_free) {
-            // SAFETY: opened by `Endpoint::open`, left to this list by its `drop`, and closed here alone. Closing ends
-            // every operation, so that the provider no longer uses the buffers dropped after this.
-            unsafe { ferrite_ofi_close(closing.raw.as_ptr()) }
-        }
-    }
-
-    fn forget(&mut self, name: &[u8]) {
-        if let Some(count) = self.known.get_mut(name) {
-            *count -= 1;
-            if *count == 0 {
-                self.known.remove(name);
-            }
-        }
+impl Closing {
+    fn name(&self) -> &[u8] {
+        &self.name
     }
 }
 
-/// A way to another host, or to another process of this one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Provider {
-    /// Shared memory between processes of one host.
-    Shm,
-    /// RDMA adapters.
-    Verbs,
-    /// TCP; for tests.
-    Tcp,
-}
-
-impl Provider {
-    /// All providers, the fastest first.
-    pub const ALL: [Provider; 3] = [Provider::Shm, Provider::Verbs, Provider::Tcp];
-
-    /// Its name in addresses.
-    pub fn name(self) -> &'static str {
-        match self {
-            Provider::Shm => "shm",
-            Provider::Verbs => "verbs",
-            Provider::Tcp => "tcp",
-        }
+impl Drop for Closing {
+    fn drop(&mut self) {
+        // SAFETY: opened by `Endpoint::open`, left to the lists by its `drop`, and closed here alone. Closing ends
+        // every operation, so that the provider no longer uses the buffers dropped after this.
+        unsafe { ferrite_ofi_close(self.raw.as_ptr()) }
     }
-
-    /// The provider with this name.
-    pub fn named(name: &str) -> Option<Provider> {
-        Provider::ALL.into_iter().find(|provider| provider.name() == name)
-    }
-
-    /// Its name in libfabric.
-    fn of_library(self) -> &'static CStr {
-        match self {
-            Provider::Shm => c"shm",
-            Provider::Verbs => c"verbs;ofi_rxm",
-            Provider::Tcp => c"tcp;ofi_rxm",
-        }
-    }
-
-    /// Whether this machine has it.
-    pub fn is_there(self) -> bool {
-        let _alone = LISTS.lock();
-        // SAFETY: the text ends with a zero byte and outlives the call.
-        unsafe { ferrite_ofi_has(self.of_library().as_ptr()) == 0 }
-    }
-}
-
-/// Makes the library look for its providers, which it does once in a process. That takes tenths of a second, or seconds
-/// on a busy machine: too long while a peer waits.
-pub(crate) fn begin() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        Provider::Shm.is_there();
-    });
-}
-
-/// Version of the library: major and minor.
-pub fn library_version() -> (u32, u32) {
-    // SAFETY: it returns a number.
-    let version = unsafe { ferrite_ofi_version() };
-    (version >> 16, version & 0xffff)
 }
 
 /// The endpoints that may reach the pool.
@@ -279,8 +198,10 @@ pub(crate) struct Endpoint {
     free: Vec<u32>,
     /// Completions that [`Self::drain`] found.
     drained: Vec<Completion>,
-    /// Peers over shm, by name.
-    known: Vec<(PeerId, Vec<u8>)>,
+    /// Peers over shm.
+    known: Vec<ShmPeer>,
+    /// Polls until it looks whether peers that it has left are gone.
+    polls_to_look: u32,
     inject_bytes: usize,
     /// The read that was posted last.
     reading: Option<u64>,
@@ -321,7 +242,7 @@ impl Endpoint {
             _ => node.map(str::to_owned),
         };
         let node = node.and_then(|node| CString::new(node).ok());
-        let _alone = LISTS.lock();
+        let alone = LISTS.lock();
         let mut raw = std::ptr::null_mut();
         let mut step = c"beginning".as_ptr();
         let is_remote = c_int::from(reach == Reach::Remote);
@@ -346,9 +267,10 @@ impl Endpoint {
             let step = unsafe { CStr::from_ptr(step) }.to_string_lossy();
             return Err(failed(provider, &step, result as isize));
         };
+        drop(alone);
         // SAFETY: opened above.
         let inject_bytes = unsafe { ferrite_ofi_inject_size(raw.as_ptr()) };
-        Ok(Endpoint {
+        let endpoint = Endpoint {
             raw,
             provider,
             pool: pool.clone(),
@@ -356,9 +278,15 @@ impl Endpoint {
             free: Vec::new(),
             drained: Vec::new(),
             known: Vec::new(),
+            polls_to_look: POLLS_PER_LOOK,
             inject_bytes,
             reading: None,
-        })
+        };
+        if provider == Provider::Shm {
+            let name = endpoint.name()?;
+            LISTS.lock().opened(&name);
+        }
+        Ok(endpoint)
     }
 
     pub(crate) fn provider(&self) -> Provider {
@@ -400,17 +328,32 @@ impl Endpoint {
             return Err(FabricError::Foreign);
         };
         start.copy_from_slice(name);
+        self.release_gone();
+        if let Some(known) = self.known.iter_mut().find(|known| known.name == name) {
+            // Twice at a time, one of them would be forgotten with the other.
+            return match std::mem::take(&mut known.is_left) {
+                true => Ok(known.id),
+                false => Err(FabricError::Closed),
+            };
+        }
         // Only shm has lists of peers that endpoints share. Elsewhere the lock would make this wait for all endpoints
         // that are being opened, which takes long.
         let mut lists = (self.provider == Provider::Shm).then(|| LISTS.lock());
+        if lists.as_ref().is_some_and(|lists| !lists.may_be_introduced(name)) {
+            return Err(FabricError::Closed);
+        }
         let mut peer = 0;
         // SAFETY: no provider in use has longer names than `buf`, and texts end in it. The endpoint is open.
         let result = unsafe { ferrite_ofi_insert(self.raw.as_ptr(), buf.as_ptr().cast(), &raw mut peer) };
         match result {
             0 => {
                 if let Some(lists) = &mut lists {
-                    *lists.known.entry(name.to_vec()).or_default() += 1;
-                    self.known.push((PeerId(peer), name.to_vec()));
+                    lists.introduced(name);
+                    self.known.push(ShmPeer {
+                        id: PeerId(peer),
+                        name: name.to_vec(),
+                        is_left: false,
+                    });
                 }
                 Ok(PeerId(peer))
             }
@@ -422,15 +365,53 @@ impl Endpoint {
         }
     }
 
-    /// Forgets a peer.
+    /// Forgets a peer; over shm, once it is gone.
     pub(crate) fn remove(&mut self, peer: PeerId) {
-        self.drain();
         // As in `insert`.
         if self.provider != Provider::Shm {
+            self.drain();
             return self.take_out(peer);
         }
+        for known in self.known.iter_mut().filter(|known| known.id == peer) {
+            known.is_left = true;
+        }
+        self.release_gone();
+        let left = self.known.iter().filter(|known| known.is_left);
+        if left.count() > LEFT_MAX {
+            // Others need their places. The oldest one will hardly send its first message now.
+            let oldest = self.known.iter().find(|known| known.is_left).map(|known| known.id);
+            self.release(oldest.into_iter().collect());
+        }
+    }
+
+    /// Forgets the peers over shm that it has left and that are gone.
+    fn release_gone(&mut self) {
+        self.polls_to_look = POLLS_PER_LOOK;
+        if !self.known.iter().any(|known| known.is_left) {
+            return;
+        }
+        let gone: Vec<PeerId> = {
+            let lists = LISTS.lock();
+            let left = self.known.iter().filter(|known| known.is_left);
+            left.filter(|known| lists.is_gone(&known.name))
+                .map(|known| known.id)
+                .collect()
+        };
+        if !gone.is_empty() {
+            self.release(gone);
+        }
+    }
+
+    /// Forgets peers over shm, after it has taken what they have sent.
+    fn release(&mut self, peers: Vec<PeerId>) {
+        let mut drained = std::mem::take(&mut self.drained);
+        // If it fails, the caller's next poll does, too.
+        let _ = self.poll_until_quiet(&mut drained);
+        self.drained = drained;
         let mut lists = LISTS.lock();
-        self.remove_from(&mut lists, peer);
+        for peer in peers {
+            self.remove_from(&mut lists, peer);
+        }
         lists.sweep();
     }
 
@@ -442,11 +423,10 @@ impl Endpoint {
         }
     }
 
-    fn remove_from(&mut self, lists: &mut Lists, peer: PeerId) {
+    fn remove_from(&mut self, lists: &mut lists::Lists, peer: PeerId) {
         self.take_out(peer);
-        if let Some(index) = self.known.iter().position(|(known, _)| *known == peer) {
-            let (_, name) = self.known.swap_remove(index);
-            lists.forget(&name);
+        if let Some(index) = self.known.iter().position(|known| known.id == peer) {
+            lists.forget(&self.known.remove(index).name);
         }
     }
 
@@ -621,6 +601,12 @@ impl Endpoint {
 
     /// Drives the provider, and appends completed operations. True if there were any. Does not block.
     pub(crate) fn poll(&mut self, done: &mut Vec<Completion>) -> Result<bool, FabricError> {
+        if !self.known.is_empty() {
+            self.polls_to_look -= 1;
+            if self.polls_to_look == 0 {
+                self.release_gone();
+            }
+        }
         let had_drained = !self.drained.is_empty();
         done.append(&mut self.drained);
         Ok(self.poll_once(done)? || had_drained)
@@ -674,10 +660,10 @@ impl Drop for Endpoint {
             _ => Vec::new(),
         };
         let mut lists = LISTS.lock();
-        while let Some(&(peer, _)) = self.known.last() {
+        while let Some(peer) = self.known.last().map(|known| known.id) {
             self.remove_from(&mut lists, peer);
         }
-        lists.closing.push(Closing {
+        lists.close(Closing {
             raw: self.raw,
             name,
             _given: std::mem::take(&mut self.given),

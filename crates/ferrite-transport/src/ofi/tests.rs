@@ -42,5 +42,37 @@ fn an_endpoint_stays_while_another_of_this_process_knows_it() {
     goes.insert(&stays.name().expect("a name")).expect("known");
     drop(goes);
     drop(stays);
-    assert!(LISTS.lock().closing.is_empty());
+    assert!(LISTS.lock().are_empty());
+}
+
+/// A peer whose first message comes after it was forgotten, and which then goes; and one that was introduced when it
+/// had gone already. Both ended the process, within libfabric.
+#[test]
+fn peers_that_come_late_and_go_do_no_harm() {
+    if !Provider::Shm.is_there() {
+        eprintln!("skipped: libfabric has no provider shm here");
+        return;
+    }
+    let mut server = open();
+    for turn in 0..20 {
+        let mut client = open();
+        let client_name = client.name().expect("a name");
+        let peer = server.insert(&client_name).expect("known");
+        let to_server = client.insert(&server.name().expect("a name")).expect("known");
+        server.remove(peer);
+        // The first one only asks to be known.
+        let sent = (0..3)
+            .filter(|_| client.inject(to_server, b"late").unwrap_or(false))
+            .count();
+        if turn % 2 == 0 {
+            server.poll(&mut Vec::new()).expect("polled");
+        }
+        drop(client);
+        for _ in 0..2 * POLLS_PER_LOOK {
+            server.poll(&mut Vec::new()).expect("polled");
+        }
+        assert!(server.known.is_empty(), "{sent} messages, and it is still known");
+        assert!(server.insert(&client_name).is_err(), "it is known after its end");
+    }
+    assert!(LISTS.lock().are_empty());
 }
