@@ -121,11 +121,8 @@ impl PoolCreation {
         let fails = |error: io::Error| PmError::io("examine", &self.path, error);
         let has_bytes = self.file.metadata().map_err(fails)?.blocks() * 512;
         let fs = rustix::fs::fstatvfs(&self.file).map_err(|error| fails(error.into()))?;
-        let free_blocks = match rustix::process::geteuid().is_root() {
-            true => fs.f_bfree,
-            false => fs.f_bavail,
-        };
-        let free_bytes = free_blocks.saturating_mul(fs.f_frsize);
+        // Root could often take more: the reserve that keeps a full disk from stopping the machine.
+        let free_bytes = fs.f_bavail.saturating_mul(fs.f_frsize);
         let wanted_bytes = len_bytes.saturating_sub(has_bytes);
         // Some file systems do not report their size.
         if fs.f_blocks == 0 || wanted_bytes <= free_bytes {
