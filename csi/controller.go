@@ -159,8 +159,9 @@ func (s *controller) CreateVolume(
 	if err := checkCapabilities(request.GetVolumeCapabilities()); err != nil {
 		return nil, err
 	}
-	if request.GetVolumeContentSource() != nil {
-		return nil, invalid("volumes cannot be made of others yet")
+	like, err := sourceOf(request.GetVolumeContentSource())
+	if err != nil {
+		return nil, err
 	}
 	capacity, err := capacityOf(request.GetCapacityRange())
 	if err != nil {
@@ -174,6 +175,9 @@ func (s *controller) CreateVolume(
 	if err != nil {
 		return nil, invalid("%v", err)
 	}
+	if like != nil && like.of.Server != volume.Server {
+		return nil, invalid("a volume on %s cannot be made of one on %s", volume.Server, like.of.Server)
+	}
 	id, err := volume.ID()
 	if err != nil {
 		return nil, invalid("%v", err)
@@ -184,11 +188,14 @@ func (s *controller) CreateVolume(
 	}
 	defer release()
 	err = s.within(ctx, volume.Server, request.GetSecrets(), func(of export) error {
-		err := of.make(volume.Path, record{capacity, wanted.isRetained}, wanted.mode)
-		if !errors.Is(err, os.ErrExist) {
-			return internal(err)
-		}
 		existing, err := of.recordOf(volume.Path)
+		if errors.Is(err, os.ErrNotExist) {
+			err = of.make(volume.Path, record{capacity, wanted.isRetained, like.text()}, wanted.mode, like)
+			if !errors.Is(err, os.ErrExist) {
+				return internal(err)
+			}
+			existing, err = of.recordOf(volume.Path)
+		}
 		if errors.Is(err, unix.ENODATA) {
 			return status.Errorf(codes.AlreadyExists, "%s exists, and this driver has not made it", volume.Path)
 		}
@@ -197,6 +204,9 @@ func (s *controller) CreateVolume(
 		}
 		if !fits(existing.CapacityBytes, request.GetCapacityRange()) {
 			return status.Errorf(codes.AlreadyExists, "%s exists with %d bytes", volume.Path, existing.CapacityBytes)
+		}
+		if existing.Source != like.text() {
+			return status.Errorf(codes.AlreadyExists, "%s exists, and was made of %q", volume.Path, existing.Source)
 		}
 		capacity = existing.CapacityBytes
 		return nil
@@ -208,6 +218,7 @@ func (s *controller) CreateVolume(
 		VolumeId:      id,
 		CapacityBytes: capacity,
 		VolumeContext: map[string]string{"server": volume.Server, "path": volume.Path},
+		ContentSource: request.GetVolumeContentSource(),
 	}}, nil
 }
 
@@ -368,6 +379,8 @@ func (s *controller) ControllerGetCapabilities(
 	reply := &csi.ControllerGetCapabilitiesResponse{}
 	for _, kind := range []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
+		csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
 		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
 		csi.ControllerServiceCapability_RPC_GET_CAPACITY,
 		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,

@@ -25,6 +25,8 @@ type record struct {
 	CapacityBytes int64 `json:"capacity_bytes"`
 	// IsRetained says that a deleted volume leaves its directory.
 	IsRetained bool `json:"is_retained"`
+	// Source is what it was made of, if anything.
+	Source string `json:"source,omitempty"`
 }
 
 // export is a mounted export. Nothing leads out of it: pods may have put symbolic links where volumes are made.
@@ -72,7 +74,7 @@ func setRecord(opened *os.File, of record) error {
 
 // make makes the directory of a volume, complete, in one step: it has another name until it has its record. Fails with
 // os.ErrExist if there is one.
-func (e export) make(dir string, of record, mode uint32) error {
+func (e export) make(dir string, of record, mode uint32, like *source) error {
 	parentDir, name := below(path.Dir(dir)), path.Base(dir)
 	if err := e.root.MkdirAll(parentDir, 0o755); err != nil {
 		return err
@@ -83,9 +85,18 @@ func (e export) make(dir string, of record, mode uint32) error {
 	}
 	defer parent.Close()
 	begun := creatingPrefix + name
-	if err := parent.Mkdir(begun, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+	if err := e.begin(parent, begun, like); err != nil {
 		return err
 	}
+	if err := finish(parent, begun, name, of, mode, like); err != nil {
+		// Left behind, it would be in everybody's way.
+		return errors.Join(err, removeTree(parent, begun))
+	}
+	return nil
+}
+
+// finish gives the directory of a volume its record, and then its name.
+func finish(parent *os.Root, begun, name string, of record, mode uint32, like *source) error {
 	made, err := parent.Open(begun)
 	if err != nil {
 		return err
@@ -94,8 +105,11 @@ func (e export) make(dir string, of record, mode uint32) error {
 	if err := setRecord(made, of); err != nil {
 		return err
 	}
-	if err := unix.Fchmod(int(made.Fd()), mode); err != nil {
-		return err
+	// One that was made of another has its mode, too.
+	if like == nil {
+		if err := unix.Fchmod(int(made.Fd()), mode); err != nil {
+			return err
+		}
 	}
 	opened, err := parent.Open(".")
 	if err != nil {
@@ -103,12 +117,30 @@ func (e export) make(dir string, of record, mode uint32) error {
 	}
 	defer opened.Close()
 	at := int(opened.Fd())
-	err = unix.Renameat2(at, begun, at, name, unix.RENAME_NOREPLACE)
-	if errors.Is(err, os.ErrExist) {
-		// It is empty. Left behind, it would be in everybody's way.
-		return errors.Join(err, parent.Remove(begun))
+	return unix.Renameat2(at, begun, at, name, unix.RENAME_NOREPLACE)
+}
+
+// begin makes the directory of a volume that nobody knows yet: an empty one, or one like another.
+func (e export) begin(parent *os.Root, name string, like *source) error {
+	// Of a call that did not come to its end, which may have been for another volume of that name.
+	if err := removeTree(parent, name); err != nil {
+		return err
 	}
-	return err
+	if like == nil {
+		return parent.Mkdir(name, 0o700)
+	}
+	from, err := e.open(like)
+	if errors.Is(err, os.ErrNotExist) {
+		return status.Errorf(codes.NotFound, "%s is not there", like.text())
+	}
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	if err := clone(from, parent, name); err != nil {
+		return snapshotError(err)
+	}
+	return nil
 }
 
 // delete deletes a directory that the driver has made. Others see it whole or not at all.
@@ -117,8 +149,9 @@ func (e export) delete(dir string) error {
 	found, err := e.recordOf(dir)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		// It was deleted, perhaps not to the end.
-		return internal(e.root.RemoveAll(doomed))
+		// It was deleted, perhaps not to the end; or it was never made to the end.
+		begun := below(path.Join(path.Dir(dir), creatingPrefix+path.Base(dir)))
+		return internal(errors.Join(removeTree(e.root, doomed), removeTree(e.root, begun)))
 	case errors.Is(err, unix.ENODATA):
 		return status.Errorf(codes.FailedPrecondition, "the driver has not made %s, and does not delete it", dir)
 	case err != nil:
@@ -126,11 +159,14 @@ func (e export) delete(dir string) error {
 	case found.IsRetained:
 		return nil
 	}
-	if err := e.root.RemoveAll(doomed); err != nil {
+	if err := e.checkHasNoSnapshots(dir); err != nil {
+		return err
+	}
+	if err := removeTree(e.root, doomed); err != nil {
 		return internal(err)
 	}
 	if err := e.root.Rename(below(dir), doomed); err != nil {
 		return internal(err)
 	}
-	return internal(e.root.RemoveAll(doomed))
+	return internal(removeTree(e.root, doomed))
 }

@@ -167,6 +167,22 @@ type published struct {
 
 func publishNew(t *testing.T, endpoint, kubelet, name string, parameters, secrets map[string]string) *published {
 	t.Helper()
+	return publishLike(t, endpoint, kubelet, name, parameters, secrets, nil)
+}
+
+// publishNewOf makes the volume of another one, or of a snapshot.
+func publishNewOf(
+	t *testing.T, endpoint, kubelet, name string, parameters map[string]string, source *csi.VolumeContentSource,
+) *published {
+	t.Helper()
+	return publishLike(t, endpoint, kubelet, name, parameters, nil, source)
+}
+
+func publishLike(
+	t *testing.T, endpoint, kubelet, name string, parameters, secrets map[string]string,
+	source *csi.VolumeContentSource,
+) *published {
+	t.Helper()
 	connection := dial(t, endpoint)
 	of := &published{
 		t: t, node: csi.NewNodeClient(connection), controller: csi.NewControllerClient(connection),
@@ -174,6 +190,7 @@ func publishNew(t *testing.T, endpoint, kubelet, name string, parameters, secret
 	}
 	made, err := of.controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 		Name: name, VolumeCapabilities: []*csi.VolumeCapability{mountable}, Parameters: parameters, Secrets: secrets,
+		VolumeContentSource: source,
 	})
 	if err != nil {
 		t.Fatal(err)

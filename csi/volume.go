@@ -66,6 +66,10 @@ func nameOf(name string) string {
 	if name != "" && len(name) <= 64 && name[0] != '.' && strings.IndexFunc(name, isStrange) < 0 {
 		return name
 	}
+	return "volume-" + hashOf(name, 16)
+}
+
+func hashOf(name string, bytes int) string {
 	sum := sha256.Sum256([]byte(name))
-	return "volume-" + hex.EncodeToString(sum[:16])
+	return hex.EncodeToString(sum[:bytes])
 }

@@ -43,6 +43,7 @@ fi
 if command -v helm >/dev/null; then
     helm lint --quiet --strict chart
     helm lint --quiet --strict chart --set storageClass.create=true,storageClass.server=tcp://server:7447/data
+    helm lint --quiet --strict chart --set snapshots.enabled=true
     if [ "$(rendered)" != "$(cat "$manifests")" ]; then
         echo "$manifests is not of the chart: scripts/test-csi.sh --write"
         exit 1
