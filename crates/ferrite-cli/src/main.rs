@@ -209,6 +209,8 @@ enum Command {
     Mv(files::Mv),
     Clone(files::Clone),
     Snapshot(files::Snapshot),
+    Send(files::Send),
+    Receive(files::Receive),
     /// Write and read files of a server by RDMA, without calls of its file system
     #[cfg(feature = "rdma")]
     Mr(mr::Mr),
@@ -298,6 +300,8 @@ fn run(arguments: Arguments) -> Outcome {
         Command::Mv(command) => command.run(),
         Command::Clone(command) => command.run(),
         Command::Snapshot(command) => command.run(),
+        Command::Send(command) => command.run(),
+        Command::Receive(command) => command.run(),
         #[cfg(feature = "rdma")]
         Command::Mr(command) => command.run(),
         Command::Log(command) => command.run(),

@@ -62,6 +62,7 @@ mod real_programs;
 #[cfg(feature = "rdma")]
 mod replicas;
 mod resize;
+mod send;
 mod serve;
 mod serve_config;
 mod signature;

@@ -119,6 +119,7 @@ fn snapshots_of_a_mounted_pool() {
     if has_fuse() {
         let test = TestPool::new("128M", &[]);
         users_take_and_delete(&test);
+        restore_brings_all_back(&test);
         rules_keep_some(&test);
         others_may_not(&test);
         test.finish();
@@ -130,8 +131,51 @@ fn snapshots_of_a_mounted_server() {
     if has_fuse() {
         let test = TestPool::served("128M");
         users_take_and_delete(&test);
+        restore_brings_all_back(&test);
         test.finish();
     }
+}
+
+/// A directory becomes what it was, whatever became of it, and what it was before that is not lost.
+fn restore_brings_all_back(test: &TestPool) {
+    let dir = &test.dir;
+    sh(dir, TREE);
+    let t = at(dir, "t");
+    said(&["create", &t, "one"]);
+    sh(
+        dir,
+        "stat -c '%a %u %Y' t > before; setfattr -n user.other -v x t; echo new > t/new; rm -r t/a/b; mkdir t/a/b
+         echo changed > t/a/f1; rm t/a/f2; mkdir t/a/f2; chmod 700 t; mkdir t/.ferrite-restore; touch t/.ferrite-restore/x",
+    );
+    let restored = said(&["restore", &t, "one"]);
+    let before = restored
+        .trim()
+        .strip_prefix("what was there before is in the snapshot ")
+        .unwrap();
+    sh(
+        dir,
+        "diff -r copy t; diff -r copy t/.snapshots/one; test t/a/f1 -ef t/a/b/link; test ! -e t/.ferrite-restore
+         stat -c '%a %u %Y' t | cmp - before; test -z \"$(getfattr -n user.other t 2> /dev/null)\"",
+    );
+    sh(
+        dir,
+        &format!("test $(cat t/.snapshots/{before}/new) = new; test -d t/.snapshots/{before}/a/f2"),
+    );
+    // One that holds the rest of an interrupted restore.
+    said(&["restore", "--discard", &t, before]);
+    sh(
+        dir,
+        "test $(cat t/new) = new; test ! -e t/.ferrite-restore; test $(ls t/.snapshots | wc -l) = 2",
+    );
+    sh(dir, "mkdir -p t/a/.snapshots; mkdir t/a/.snapshots/inner");
+    let refused = fails(&mut snapshot(&["restore", &t, "one"]), 1);
+    assert!(refused.contains("directory a with snapshots of its own"), "{refused}");
+    let json = fails(&mut snapshot(&["restore", "--json", &t, "none"]), 1);
+    assert!(json.contains("no snapshot none"), "{json}");
+    sh(
+        dir,
+        "rmdir t/a/.snapshots/inner t/a/.snapshots t/.snapshots/*; rmdir t/.snapshots; rm -r t copy before",
+    );
 }
 
 fn rules_keep_some(test: &TestPool) {

@@ -7,12 +7,9 @@
 
 use std::cell::Cell;
 use std::ffi::{OsStr, OsString};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use ferrite_measure::Rng;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::content::Watch;
 use super::folder::Folder;
@@ -129,19 +126,10 @@ struct Run<'b> {
 
 impl Bench {
     pub(crate) fn run(self) -> Outcome {
-        let stop = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
-            // The second one ends it at once: it may be waiting for a server.
-            signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop))?;
-            signal_hook::flag::register(signal, Arc::clone(&stop))?;
-        }
+        let watch = Watch::until_signal(Bytes::new(self.quiet))?;
         let mut volumes = Volumes::to_change();
         let Some(place) = Place::of(&self.place, &mut volumes)? else {
             return Err(Failure::new(USAGE, "choose a directory, not standard input"));
-        };
-        let watch = Watch {
-            bar: Bytes::new(self.quiet),
-            stop,
         };
         let measured = self.measure(&place, watch);
         volumes.close()?;

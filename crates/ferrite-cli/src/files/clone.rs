@@ -53,23 +53,28 @@ impl Clone {
         let usage = || Failure::new(USAGE, "standard input and output cannot be cloned");
         let from = Place::of(&self.source, &mut volumes)?.ok_or_else(usage)?;
         let to = Place::of(&self.dest, &mut volumes)?.ok_or_else(usage)?;
-        let cloned = match (&from, &to) {
-            (Place::Here(from), Place::Here(to)) => on_mount(from, to),
-            (
-                Place::There { volume, path, .. },
-                Place::There {
-                    volume: other,
-                    path: clone,
-                    ..
-                },
-            ) if volume.address == other.address => volume.fs().clone_tree(path, clone).map_err(Why::from),
-            _ => Err(Why::new(
-                "a clone is in the volume of its original; use `ferrite cp -r -p`",
-            )),
-        };
+        let cloned = clone_to(&from, &to);
         volumes.close()?;
         cloned.map_err(|why| Failure::new(FAILED, to.message(&explained(why))))?;
         Ok(0)
+    }
+}
+
+/// Makes a clone with a new name.
+pub(super) fn clone_to(from: &Place, to: &Place) -> Result<(), Why> {
+    match (from, to) {
+        (Place::Here(from), Place::Here(to)) => on_mount(from, to),
+        (
+            Place::There { volume, path, .. },
+            Place::There {
+                volume: other,
+                path: clone,
+                ..
+            },
+        ) if volume.address == other.address => volume.fs().clone_tree(path, clone).map_err(Why::from),
+        _ => Err(Why::new(
+            "a clone is in the volume of its original; use `ferrite cp -r -p`",
+        )),
     }
 }
 

@@ -2,9 +2,11 @@
 //! it can do that.
 
 use std::io::Read;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::place::{Open, Result, Why};
 use crate::progress::Bytes;
@@ -19,10 +21,20 @@ const PIECES: usize = 4;
 pub(super) struct Watch {
     pub(super) bar: Bytes,
     /// Set by a signal that asks to end.
-    pub(super) stop: std::sync::Arc<AtomicBool>,
+    stop: Arc<AtomicBool>,
 }
 
 impl Watch {
+    /// Until SIGINT, SIGTERM or SIGHUP. A second signal ends the process at once: it may be waiting for a server.
+    pub(super) fn until_signal(bar: Bytes) -> std::io::Result<Watch> {
+        let stop = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop))?;
+            signal_hook::flag::register(signal, Arc::clone(&stop))?;
+        }
+        Ok(Watch { bar, stop })
+    }
+
     /// An error if the copy must end.
     pub(super) fn check(&self) -> Result<()> {
         match self.stop.load(Ordering::Relaxed) {

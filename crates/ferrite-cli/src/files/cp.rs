@@ -1,10 +1,5 @@
 //! `ferrite cp`: copy files to and from volumes.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-
 use super::content::Watch;
 use super::place::{Place, Why};
 use super::tree::{How, Job};
@@ -72,12 +67,6 @@ impl Cp {
             );
         }
         let umask = umask();
-        let stop = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
-            // The second one ends it at once: it may be waiting for a server.
-            signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop))?;
-            signal_hook::flag::register(signal, Arc::clone(&stop))?;
-        }
         let mut volumes = Volumes::to_change();
         let mut job = Job::new(
             How {
@@ -88,10 +77,7 @@ impl Cp {
                 force: self.force,
                 umask,
             },
-            Watch {
-                bar: Bytes::new(self.quiet),
-                stop,
-            },
+            Watch::until_signal(Bytes::new(self.quiet))?,
         );
         let copied = self.copy(&to, &mut volumes, &mut job);
         let has_failed = job.has_failed;

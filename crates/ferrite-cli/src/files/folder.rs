@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use ferrite::{FileKind, FileTimes, NewNode, RenameMode, XattrMode};
 use ferrite_vfs::posix;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, Timestamps, XattrFlags};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, RenameFlags, Timestamps, XattrFlags};
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 
@@ -120,6 +120,11 @@ impl Folder {
     pub(super) fn enter(&self, name: &OsStr) -> Result<Folder> {
         check_name(name)?;
         self.step(name)
+    }
+
+    /// Opens it once more.
+    pub(super) fn reopen(&self) -> Result<Folder> {
+        self.step(OsStr::new(ITSELF))
     }
 
     /// Opens the directory that it is in.
@@ -320,6 +325,15 @@ impl Folder {
         }
     }
 
+    /// Removes a directory with all that is in it; follows no link in it.
+    pub(super) fn remove_tree(&self, name: &OsStr) -> Result<()> {
+        check_name(name)?;
+        match self {
+            Folder::Here(dir) => Ok(fs::remove_dir_all(Path::new(&by_proc(dir)).join(name))?),
+            Folder::There(_, dir) => Ok(dir.remove_dir_all(name)?),
+        }
+    }
+
     pub(super) fn remove_file(&self, name: &OsStr) -> Result<()> {
         check_name(name)?;
         match self {
@@ -352,6 +366,73 @@ impl Folder {
                     false => RenameMode::NoReplace,
                 };
                 Ok(dir.rename_with(name, dir, to, mode)?)
+            }
+        }
+    }
+
+    /// Renames an entry to a new name in another directory of the same file system.
+    pub(super) fn rename_to(&self, name: &OsStr, dir: &Folder, to: &OsStr) -> Result<()> {
+        self.move_to(name, dir, to, (RenameFlags::NOREPLACE, RenameMode::NoReplace))
+    }
+
+    /// Exchanges an entry with one of another directory of the same file system.
+    pub(super) fn exchange(&self, name: &OsStr, dir: &Folder, other: &OsStr) -> Result<()> {
+        self.move_to(name, dir, other, (RenameFlags::EXCHANGE, RenameMode::Exchange))
+    }
+
+    fn move_to(&self, name: &OsStr, dir: &Folder, to: &OsStr, (flags, mode): (RenameFlags, RenameMode)) -> Result<()> {
+        check_name(name).and_then(|()| check_name(to))?;
+        match (self, dir) {
+            (Folder::Here(from), Folder::Here(dir)) => Ok(rustix::fs::renameat_with(from, name, dir, to, flags)?),
+            (Folder::There(_, from), Folder::There(_, dir)) => Ok(from.rename_with(name, dir, to, mode)?),
+            _ => Err(Errno::XDEV.into()),
+        }
+    }
+
+    /// Makes another name of a file in another directory, or this one, of the same file system.
+    pub(super) fn link_to(&self, name: &OsStr, dir: &Folder, to: &OsStr) -> Result<()> {
+        check_name(name).and_then(|()| check_name(to))?;
+        match (self, dir) {
+            (Folder::Here(from), Folder::Here(dir)) => Ok(rustix::fs::linkat(from, name, dir, to, AtFlags::empty())?),
+            (Folder::There(_, from), Folder::There(_, dir)) => Ok(from.hard_link(name, dir, to)?),
+            _ => Err(Errno::XDEV.into()),
+        }
+    }
+
+    /// Has no other process that asks for this have the directory, as long as it is open here. Volumes that are not
+    /// mounted have no such lock.
+    ///
+    /// # Errors
+    /// If another process has it.
+    pub(super) fn lock_alone(&self) -> Result<()> {
+        let Folder::Here(dir) = self else { return Ok(()) };
+        match rustix::fs::flock(dir, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => Err(Why::new("another process works in this directory")),
+            // Not every file system has such locks.
+            _ => Ok(()),
+        }
+    }
+
+    /// Opens a regular file to write it; it is not made, and its content stays.
+    pub(super) fn open_to_write(&self, name: &OsStr) -> Result<Open> {
+        check_name(name)?;
+        match self {
+            Folder::Here(dir) => {
+                // Opening a device may have effects.
+                let file = open_at(dir, name, OFlags::PATH)?;
+                match Found::of_stat(&rustix::fs::fstat(&file)?).kind {
+                    FileKind::File => {}
+                    _ => return Err(replaced()),
+                }
+                let flags = OFlags::RDWR | OFlags::CLOEXEC;
+                Ok(Open::Here(
+                    rustix::fs::open(by_proc(&file), flags, Mode::empty())?.into(),
+                ))
+            }
+            Folder::There(_, dir) => {
+                let mut options = ferrite::OpenOptions::new();
+                options.read(true).write(true).no_follow(true);
+                Ok(Open::There(dir.open_with(name, &options)?))
             }
         }
     }
@@ -411,7 +492,7 @@ fn by_proc(file: &OwnedFd) -> String {
 }
 
 impl Thing<'_> {
-    fn set_owner(&self, uid: u32, gid: u32) -> Result<()> {
+    fn chown(&self, uid: u32, gid: u32) -> Result<()> {
         let (user, group) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
         match self {
             Thing::Here(file) => Ok(rustix::fs::fchown(file, user, group)?),
@@ -430,7 +511,7 @@ impl Thing<'_> {
         }
     }
 
-    fn set_times(&self, like: &Found) -> Result<()> {
+    pub(super) fn set_times(&self, like: &Found) -> Result<()> {
         let times = Timestamps {
             last_access: timespec(like.accessed),
             last_modification: timespec(like.modified),
@@ -447,31 +528,63 @@ impl Thing<'_> {
     /// Gives it owner, permissions, extended attributes and times of `from`, which `like` describes. Omits attributes
     /// that only root may set if the user may not.
     pub(super) fn preserve(&self, from: &Thing<'_>, like: &Found, kept: Kept) -> Result<()> {
-        let is_owned = match self.set_owner(like.uid, like.gid) {
+        let mode = self.set_owner(like, kept)?;
+        for name in from.xattr_names()?.into_iter().filter(|name| kept.has_xattr(name)) {
+            let set = from.xattr(&name).and_then(|value| self.set_xattr(&name, &value));
+            optional(&name, set)?;
+        }
+        self.set_final_mode(like, mode)?;
+        self.set_times(like)
+    }
+
+    /// The same with these extended attributes; removes others, but for those that are `left`.
+    pub(super) fn set_all(
+        &self,
+        like: &Found,
+        xattrs: &[(OsString, Vec<u8>)],
+        left: impl Fn(&OsStr) -> bool,
+        kept: Kept,
+    ) -> Result<()> {
+        let is_wanted = |name: &OsString| left(name) || xattrs.iter().any(|(wanted, _)| wanted == name);
+        for name in self.xattr_names()?.iter().filter(|name| !is_wanted(name)) {
+            optional(name, self.remove_xattr(name))?;
+        }
+        let mode = self.set_owner(like, kept)?;
+        for (name, value) in xattrs.iter().filter(|(name, _)| kept.has_xattr(name)) {
+            optional(name, self.set_xattr(name, value))?;
+        }
+        self.set_final_mode(like, mode)?;
+        self.set_times(like)
+    }
+
+    /// Sets the owner if the user may do that; returns the permissions for it, which come after extended attributes:
+    /// those need the permission to write.
+    fn set_owner(&self, like: &Found, kept: Kept) -> Result<u32> {
+        let is_owned = match self.chown(like.uid, like.gid) {
             Ok(()) => true,
             Err(why) if why.is_refusal() || why.is(Errno::INVAL) => false,
             Err(why) => return Err(why),
         };
-        if like.kind != FileKind::Symlink {
-            // The bits that let others act as the owner are for the right owner only.
-            let has_privileges = is_owned && kept.privileges;
-            self.set_mode(like.mode & if has_privileges { 0o7777 } else { 0o1777 })?;
+        // The bits that let others act as the owner are for the right owner only.
+        let has_privileges = is_owned && kept.privileges;
+        let mode = like.mode & if has_privileges { 0o7777 } else { 0o1777 };
+        if !rustix::process::geteuid().is_root() && mode & 0o200 == 0 {
+            self.set_final_mode(like, mode | 0o600)?;
         }
-        self.copy_xattrs(from, kept)?;
-        self.set_times(like)
+        Ok(mode)
     }
 
-    fn copy_xattrs(&self, from: &Thing<'_>, kept: Kept) -> Result<()> {
-        for name in from.xattr_names()?.into_iter().filter(|name| kept.has_xattr(name)) {
-            let set = from.xattr(&name).and_then(|value| self.set_xattr(&name, &value));
-            match set {
-                Ok(()) => {}
-                // The user may set those of the system only sometimes.
-                Err(why) if !name.as_bytes().starts_with(b"user.") && (why.is_refusal() || is_unsupported(&why)) => {}
-                Err(why) => return Err(Why::new(format!("extended attribute {}: {}", name.display(), why.text))),
-            }
+    fn set_final_mode(&self, like: &Found, mode: u32) -> Result<()> {
+        match like.kind {
+            FileKind::Symlink => Ok(()),
+            _ => self.set_mode(mode),
         }
-        Ok(())
+    }
+
+    /// All extended attributes.
+    pub(super) fn xattrs(&self) -> Result<Vec<(OsString, Vec<u8>)>> {
+        let names = self.xattr_names()?.into_iter();
+        names.map(|name| self.xattr(&name).map(|value| (name, value))).collect()
     }
 
     fn xattr_names(&self) -> Result<Vec<OsString>> {
@@ -490,7 +603,7 @@ impl Thing<'_> {
         Ok(names.map(|name| OsStr::from_bytes(name).to_owned()).collect())
     }
 
-    fn xattr(&self, name: &OsStr) -> Result<Vec<u8>> {
+    pub(super) fn xattr(&self, name: &OsStr) -> Result<Vec<u8>> {
         let mut value = vec![0; 1 << 16];
         let len = match self {
             Thing::Here(file) => rustix::fs::fgetxattr(file, name, &mut value[..])?,
@@ -502,13 +615,31 @@ impl Thing<'_> {
         Ok(value)
     }
 
-    fn set_xattr(&self, name: &OsStr, value: &[u8]) -> Result<()> {
+    pub(super) fn set_xattr(&self, name: &OsStr, value: &[u8]) -> Result<()> {
         match self {
             Thing::Here(file) => Ok(rustix::fs::fsetxattr(file, name, value, XattrFlags::empty())?),
             Thing::HereClosed(file) => Ok(rustix::fs::setxattr(by_proc(file), name, value, XattrFlags::empty())?),
             Thing::There(file) => Ok(file.set_xattr(name, value, XattrMode::Any)?),
             Thing::ThereClosed(dir, at) => Ok(dir.set_xattr_nofollow(at, name, value, XattrMode::Any)?),
         }
+    }
+
+    pub(super) fn remove_xattr(&self, name: &OsStr) -> Result<()> {
+        match self {
+            Thing::Here(file) => Ok(rustix::fs::fremovexattr(file, name)?),
+            Thing::HereClosed(file) => Ok(rustix::fs::removexattr(by_proc(file), name)?),
+            Thing::There(file) => Ok(file.remove_xattr(name)?),
+            Thing::ThereClosed(dir, at) => Ok(dir.remove_xattr_nofollow(at, name)?),
+        }
+    }
+}
+
+/// The result of changing an extended attribute: those of the system, users may change only sometimes.
+fn optional(name: &OsStr, changed: Result<()>) -> Result<()> {
+    match changed {
+        Err(why) if !name.as_bytes().starts_with(b"user.") && (why.is_refusal() || is_unsupported(&why)) => Ok(()),
+        Err(why) => Err(Why::new(format!("extended attribute {}: {}", name.display(), why.text))),
+        Ok(()) => Ok(()),
     }
 }
 

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ferrite::{FileKind, RenameMode};
+use ferrite::{FallocateMode, FileKind, RenameMode};
 use rustix::fs::{CWD, Timespec};
 use rustix::io::Errno;
 
@@ -79,11 +79,15 @@ pub(super) struct Found {
     pub(super) uid: u32,
     pub(super) gid: u32,
     pub(super) rdev: u64,
+    /// Names of a file.
+    pub(super) links: u64,
     /// Device and inode; the device of a volume is its number among the open ones.
     pub(super) identity: (u64, u64),
     pub(super) len_bytes: u64,
     pub(super) accessed: SystemTime,
     pub(super) modified: SystemTime,
+    /// When its attributes last changed, if that is known.
+    pub(super) changed: SystemTime,
 }
 
 impl Found {
@@ -100,10 +104,12 @@ impl Found {
             uid: found.st_uid,
             gid: found.st_gid,
             rdev: found.st_rdev,
+            links: found.st_nlink,
             identity: (found.st_dev, found.st_ino),
             len_bytes: u64::try_from(found.st_size).unwrap_or(0),
             accessed: time(found.st_atime, found.st_atime_nsec),
             modified: time(found.st_mtime, found.st_mtime_nsec),
+            changed: time(found.st_ctime, found.st_ctime_nsec),
         }
     }
 
@@ -123,10 +129,12 @@ impl Found {
             uid: found.uid(),
             gid: found.gid(),
             rdev: found.rdev(),
+            links: found.nlink(),
             identity: (found.dev(), found.ino()),
             len_bytes: found.len(),
             accessed: found.accessed().unwrap_or(SystemTime::UNIX_EPOCH),
             modified: found.modified().unwrap_or(SystemTime::UNIX_EPOCH),
+            changed: time(found.ctime(), u64::try_from(found.ctime_nsec()).unwrap_or(0)),
         }
     }
 
@@ -137,11 +145,13 @@ impl Found {
             uid: found.uid(),
             gid: found.gid(),
             rdev: found.rdev(),
+            links: found.nlink(),
             // An address in memory: no device of this machine has such a number.
             identity: (Arc::as_ptr(volume) as u64, found.ino()),
             len_bytes: found.len(),
             accessed: found.accessed().unwrap_or(SystemTime::UNIX_EPOCH),
             modified: found.modified().unwrap_or(SystemTime::UNIX_EPOCH),
+            changed: found.changed().unwrap_or(SystemTime::UNIX_EPOCH),
         }
     }
 }
@@ -320,7 +330,7 @@ impl Place {
 }
 
 /// A time, as seconds, and nanoseconds that count forward.
-fn time(seconds: i64, nanos: u64) -> SystemTime {
+pub(super) fn time(seconds: i64, nanos: u64) -> SystemTime {
     let whole = match u64::try_from(seconds) {
         Ok(after) => SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(after)),
         Err(_) => SystemTime::UNIX_EPOCH.checked_sub(Duration::from_secs(seconds.unsigned_abs())),
@@ -389,6 +399,33 @@ impl Open {
             Open::Here(file) => Ok(file.set_len(len_bytes)?),
             Open::There(file) => Ok(file.set_len(len_bytes)?),
         }
+    }
+
+    /// Frees a range, which then reads as zeros. Writes the zeros where the file system cannot do that.
+    pub(super) fn punch(&self, offset: u64, len_bytes: u64) -> Result<()> {
+        use rustix::fs::FallocateFlags;
+        match self {
+            Open::Here(file) => {
+                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                match rustix::fs::fallocate(file, flags, offset, len_bytes) {
+                    Err(Errno::OPNOTSUPP) => self.write_zeros(offset, len_bytes),
+                    punched => Ok(punched?),
+                }
+            }
+            Open::There(file) => Ok(file.allocate(FallocateMode::PunchHole, offset, len_bytes)?),
+        }
+    }
+
+    fn write_zeros(&self, mut offset: u64, len_bytes: u64) -> Result<()> {
+        let zeros = [0; 1 << 16];
+        // Behind the end there is nothing but zeros.
+        let end = offset.saturating_add(len_bytes).min(self.look()?);
+        while offset < end {
+            let len = (end - offset).min(zeros.len() as u64);
+            self.write_all_at(&zeros[..len as usize], offset)?;
+            offset += len;
+        }
+        Ok(())
     }
 
     /// Reads the next bytes of a file without a length: a pipe, a file of `/proc`.

@@ -1,13 +1,15 @@
-//! `ferrite snapshot`: take, list, compare and delete snapshots of a directory, on a mount or in a volume.
+//! `ferrite snapshot`: take, list, compare, restore and delete snapshots of a directory, on a mount or in a volume.
 //!
 //! A snapshot is made by `mkdir` in the directory `.snapshots`, and removed by `rmdir`; so this needs no call of its
 //! own, and works wherever files can be reached.
 
 mod diff;
 mod keep;
+mod restore;
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use rustix::io::Errno;
@@ -21,11 +23,11 @@ use crate::{FAILED, Failure, Outcome, USAGE, complain, output, say_json};
 use keep::{Keep, TIME_NAME};
 
 /// The directory of snapshots.
-const SNAPSHOTS: &str = ".snapshots";
+pub(super) const SNAPSHOTS: &str = ".snapshots";
 /// A name that a directory of snapshots refuses, and others do not.
 const PROBE: &str = ".ferrite-is-of-snapshots";
 
-/// Take, list, compare and delete snapshots of a directory
+/// Take, list, compare, restore and delete snapshots of a directory
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("\
 {OPERANDS}
@@ -36,6 +38,7 @@ Examples:
   ferrite snapshot list /mnt/data
   ferrite snapshot diff /mnt/data before-upgrade
   cp /mnt/data/.snapshots/before-upgrade/report.txt /mnt/data
+  ferrite snapshot restore /mnt/data before-upgrade
   ferrite clone /mnt/data/.snapshots/before-upgrade /mnt/data-as-it-was
 
 A snapshot is a directory DIR/.snapshots/NAME that holds DIR as it was at one moment, and in which nothing changes. \
@@ -60,6 +63,8 @@ enum Command {
     Delete(Delete),
     /// Show what differs between a snapshot and the directory now, or two snapshots
     Diff(Diff),
+    /// Give the directory the content of a snapshot again
+    Restore(Restore),
 }
 
 #[derive(Debug, clap::Args)]
@@ -119,6 +124,28 @@ struct Diff {
     json: bool,
 }
 
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+First takes another snapshot, of the directory as it is now, and prints its name. Then each entry of the directory is \
+replaced by that of the snapshot, in one step each, and the directory gets its owner, mode and attributes. It takes no \
+space but for names and inodes. Programs that have files open keep the old ones: end them before. A restore that was \
+interrupted leaves some entries old and some restored, and a directory .ferrite-restore; make it again.
+
+A directory below that has snapshots of its own is an error, since it would be replaced as all others.")]
+struct Restore {
+    /// The directory
+    #[arg(value_parser = Operand::parser(), value_hint = clap::ValueHint::DirPath)]
+    dir: Operand,
+    /// The snapshot
+    name: OsString,
+    /// Take no snapshot before: what is there now is lost
+    #[arg(long)]
+    discard: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
 impl Snapshot {
     pub(crate) fn run(self) -> Outcome {
         match self.command {
@@ -126,12 +153,13 @@ impl Snapshot {
             Command::List(command) => command.run(),
             Command::Delete(command) => command.run(),
             Command::Diff(command) => command.run(),
+            Command::Restore(command) => command.run(),
         }
     }
 }
 
 /// The directory that an operand names.
-fn place_of(dir: &Operand, volumes: &mut Volumes) -> Result<Place, Failure> {
+pub(super) fn place_of(dir: &Operand, volumes: &mut Volumes) -> Result<Place, Failure> {
     let usage = || Failure::new(USAGE, "standard input and output have no snapshots");
     Place::of(dir, volumes)?.ok_or_else(usage)
 }
@@ -140,7 +168,7 @@ fn failure(at: &Place, why: Why) -> Failure {
     Failure::new(FAILED, at.message(&explained(why)))
 }
 
-fn explained(why: Why) -> Why {
+pub(super) fn explained(why: Why) -> Why {
     match why {
         why if why.is(Errno::OPNOTSUPP) => Why::new("the files there cannot share blocks, so there are no snapshots"),
         why if why.is(Errno::PERM) => Why::new("only root may take a snapshot of files that belong to another user"),
@@ -155,7 +183,7 @@ fn names_in(folder: &Folder) -> Tried<Vec<OsString>> {
 }
 
 /// The snapshots of a directory; `None` if it never had any.
-fn snapshots_of(dir: &Folder) -> Tried<Option<Folder>> {
+pub(super) fn snapshots_of(dir: &Folder) -> Tried<Option<Folder>> {
     match dir.enter(OsStr::new(SNAPSHOTS)) {
         Ok(snapshots) => Ok(Some(snapshots)),
         Err(why) if why.is(Errno::NOENT) => Ok(None),
@@ -164,7 +192,7 @@ fn snapshots_of(dir: &Folder) -> Tried<Option<Folder>> {
 }
 
 /// One snapshot, whose name must not lead elsewhere.
-fn enter(snapshots: Option<&Folder>, name: &OsStr) -> Tried<Folder> {
+pub(super) fn enter(snapshots: Option<&Folder>, name: &OsStr) -> Tried<Folder> {
     let none = || Why::new(format!("has no snapshot {}", name.display()));
     match snapshots.ok_or_else(none)?.enter(name) {
         Err(why) if why.is(Errno::NOENT) => Err(none()),
@@ -196,10 +224,7 @@ impl Create {
     fn run(self) -> Outcome {
         let mut volumes = Volumes::to_change();
         let place = place_of(&self.dir, &mut volumes)?;
-        let name = self
-            .name
-            .clone()
-            .unwrap_or_else(|| Timestamp::now().strftime(TIME_NAME).to_string().into());
+        let name = self.name.clone().unwrap_or_else(name_of_now);
         let taken = Folder::open(&place).and_then(|dir| take(&dir, &name));
         let (mut deleted, mut code) = (Vec::new(), 0);
         if let (Some(keep), Ok(snapshots)) = (&self.keep, &taken)
@@ -221,14 +246,37 @@ impl Create {
     }
 }
 
-/// Takes a snapshot; returns the directory that it is in.
-fn take(dir: &Folder, name: &OsStr) -> Tried<Folder> {
-    // Data that the kernel still has belongs to the state.
-    dir.sync()?;
-    let (snapshots, is_new) = match snapshots_of(dir)? {
+/// The name of a snapshot that the user does not name.
+fn name_of_now() -> OsString {
+    Timestamp::now().strftime(TIME_NAME).to_string().into()
+}
+
+/// The directory of snapshots, and whether it was made for that.
+fn make_directory(dir: &Folder) -> Tried<(Folder, bool)> {
+    Ok(match snapshots_of(dir)? {
         Some(snapshots) => (snapshots, false),
         None => (dir.make_dir(OsStr::new(SNAPSHOTS), 0o755)?, true),
-    };
+    })
+}
+
+/// Has a directory that can have snapshots be ready for them.
+///
+/// # Errors
+/// If it cannot have any.
+pub(super) fn prepare(dir: &Folder) -> Tried<()> {
+    let (snapshots, is_new) = make_directory(dir)?;
+    check_is_of_snapshots(&snapshots).inspect_err(|_| {
+        if is_new {
+            let _ = dir.remove_dir(OsStr::new(SNAPSHOTS));
+        }
+    })
+}
+
+/// Takes a snapshot; returns the directory that it is in.
+pub(super) fn take(dir: &Folder, name: &OsStr) -> Tried<Folder> {
+    // Data that the kernel still has belongs to the state.
+    dir.sync()?;
+    let (snapshots, is_new) = make_directory(dir)?;
     let taken = check_is_of_snapshots(&snapshots).and_then(|()| snapshots.make_dir(name, 0o755));
     if taken.is_err() && is_new {
         // Nothing has changed then.
@@ -337,5 +385,66 @@ impl Diff {
         volumes.close()?;
         compared.map_err(|why| failure(&place, why))?;
         Ok(0)
+    }
+}
+
+#[derive(Serialize)]
+struct Restored<'r> {
+    /// The snapshot of what was there before.
+    before: Option<std::borrow::Cow<'r, str>>,
+}
+
+impl Restore {
+    fn run(self) -> Outcome {
+        let mut volumes = Volumes::to_change();
+        let place = place_of(&self.dir, &mut volumes)?;
+        let restored = Folder::open(&place).and_then(|dir| self.restore(&dir, &place));
+        volumes.close()?;
+        let before = restored.map_err(|why| failure(&place, why))?;
+        let before = before.as_deref().map(OsStr::to_string_lossy);
+        match before {
+            before if self.json => say_json(&Restored { before })?,
+            Some(before) => output::say(format_args!("what was there before is in the snapshot {before}")),
+            None => {}
+        }
+        Ok(0)
+    }
+
+    /// Returns the name of the snapshot that was taken before.
+    fn restore(&self, dir: &Folder, place: &Place) -> Tried<Option<OsString>> {
+        let snapshots = snapshots_of(dir)?;
+        drop(enter(snapshots.as_ref(), &self.name)?);
+        if let Some(snapshots) = &snapshots {
+            check_is_of_snapshots(snapshots)?;
+        }
+        restore::check_has_no_snapshots_below(dir)?;
+        let before = match self.discard {
+            true => None,
+            false => Some(take_now(dir)?),
+        };
+        match (restore::restore(dir, place, &self.name), before) {
+            (Err(why), Some(before)) => Err(Why {
+                text: format!(
+                    "{}; what was there before is in the snapshot {}",
+                    why.text,
+                    before.display()
+                ),
+                ..why
+            }),
+            (restored, before) => restored.map(|()| before),
+        }
+    }
+}
+
+/// Takes a snapshot that is called by the time; waits for the next second if there is one already.
+fn take_now(dir: &Folder) -> Tried<OsString> {
+    let mut tries = 0;
+    loop {
+        let name = name_of_now();
+        match take(dir, &name) {
+            Err(why) if why.is(Errno::EXIST) && tries < 5 => std::thread::sleep(Duration::from_millis(300)),
+            taken => return taken.map(|_| name),
+        }
+        tries += 1;
     }
 }
