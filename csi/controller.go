@@ -66,7 +66,7 @@ func checkOptions(options []string) error {
 	return nil
 }
 
-// capacityOf is the one to record. Nothing enforces it.
+// capacityOf is the one to record, and to enforce if it is not 0.
 func capacityOf(wanted *csi.CapacityRange) (int64, error) {
 	least, most := wanted.GetRequiredBytes(), wanted.GetLimitBytes()
 	if least < 0 || most < 0 || (most > 0 && least > most) {

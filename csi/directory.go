@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path"
 
@@ -14,6 +15,9 @@ import (
 // The extended attribute in which the directory of a volume says how it was made. A directory without it is not the
 // driver's, which never deletes it. Pods must not change it, and programs that copy attributes must not copy it.
 const recordName = "trusted.csi.ferrite"
+
+// The extended attribute by which a directory gets a quota.
+const quotaName = "ferrite.quota"
 
 const (
 	// A volume that is being made, or deleted, has these in front of its name. A call that is repeated continues.
@@ -64,12 +68,20 @@ func (e export) setRecord(dir string, of record) error {
 	return setRecord(opened, of)
 }
 
+// setRecord also makes the capacity a limit, where the file system has quotas.
 func setRecord(opened *os.File, of record) error {
 	text, err := json.Marshal(of)
 	if err != nil {
 		return err
 	}
-	return unix.Fsetxattr(int(opened.Fd()), recordName, text, 0)
+	if err := unix.Fsetxattr(int(opened.Fd()), recordName, text, 0); err != nil {
+		return err
+	}
+	if of.CapacityBytes == 0 {
+		return nil
+	}
+	limits := fmt.Sprintf("limit_bytes=%d", of.CapacityBytes)
+	return ignore(unix.Fsetxattr(int(opened.Fd()), quotaName, []byte(limits), 0), unix.EOPNOTSUPP)
 }
 
 // make makes the directory of a volume, complete, in one step: it has another name until it has its record. Fails with

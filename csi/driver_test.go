@@ -167,7 +167,7 @@ type published struct {
 
 func publishNew(t *testing.T, endpoint, kubelet, name string, parameters, secrets map[string]string) *published {
 	t.Helper()
-	return publishLike(t, endpoint, kubelet, name, parameters, secrets, nil)
+	return publishLike(t, endpoint, kubelet, name, parameters, secrets, &csi.CreateVolumeRequest{})
 }
 
 // publishNewOf makes the volume of another one, or of a snapshot.
@@ -175,12 +175,20 @@ func publishNewOf(
 	t *testing.T, endpoint, kubelet, name string, parameters map[string]string, source *csi.VolumeContentSource,
 ) *published {
 	t.Helper()
-	return publishLike(t, endpoint, kubelet, name, parameters, nil, source)
+	return publishLike(t, endpoint, kubelet, name, parameters, nil, &csi.CreateVolumeRequest{VolumeContentSource: source})
+}
+
+func publishSized(
+	t *testing.T, endpoint, kubelet, name string, parameters map[string]string, bytes int64,
+) *published {
+	t.Helper()
+	wanted := &csi.CreateVolumeRequest{CapacityRange: &csi.CapacityRange{RequiredBytes: bytes}}
+	return publishLike(t, endpoint, kubelet, name, parameters, nil, wanted)
 }
 
 func publishLike(
 	t *testing.T, endpoint, kubelet, name string, parameters, secrets map[string]string,
-	source *csi.VolumeContentSource,
+	wanted *csi.CreateVolumeRequest,
 ) *published {
 	t.Helper()
 	connection := dial(t, endpoint)
@@ -190,7 +198,7 @@ func publishLike(
 	}
 	made, err := of.controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 		Name: name, VolumeCapabilities: []*csi.VolumeCapability{mountable}, Parameters: parameters, Secrets: secrets,
-		VolumeContentSource: source,
+		VolumeContentSource: wanted.VolumeContentSource, CapacityRange: wanted.CapacityRange,
 	})
 	if err != nil {
 		t.Fatal(err)

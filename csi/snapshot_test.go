@@ -1,12 +1,14 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -166,6 +168,33 @@ func TestSnapshotsOfPodsGoWithTheirVolume(t *testing.T) {
 		t.Fatal(err)
 	}
 	other.end()
+}
+
+// The capacity of a volume is a limit, which grows with it.
+func TestCapacityIsALimit(t *testing.T) {
+	dir := scratch(t)
+	parameters := map[string]string{"server": serve(t, dir), "directory": "/volumes"}
+	endpoint, kubelet := driver(t, dir, processes(t, dir))
+	of := publishSized(t, endpoint, kubelet, "volume", parameters, 1<<20)
+	path := filepath.Join(of.pod, "file")
+	if err := os.WriteFile(path, make([]byte, 2<<20), 0o644); !errors.Is(err, unix.EDQUOT) {
+		t.Errorf("2 MiB in a volume of 1 MiB: %v", err)
+	}
+	os.Remove(path)
+	asked := &csi.NodeGetVolumeStatsRequest{VolumeId: of.id, VolumePath: of.pod}
+	stats, err := of.node.NodeGetVolumeStats(t.Context(), asked)
+	if err != nil || stats.GetUsage()[0].GetTotal() != 1<<20 {
+		t.Errorf("%v, %v", stats, err)
+	}
+	if _, err := of.controller.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
+		VolumeId: of.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 3 << 20},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, make([]byte, 2<<20), 0o644); err != nil {
+		t.Errorf("2 MiB in a volume of 3 MiB: %v", err)
+	}
+	of.end()
 }
 
 // Identifiers come back, and stay as short as CSI wants them.

@@ -46,6 +46,7 @@ BOTH_WAYS = [
     "acls",
     "copies",
     "mount_snapshots",
+    "mount_quotas",
     "events",
     "coherence",
     "leased_mounts",

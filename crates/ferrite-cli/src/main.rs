@@ -209,6 +209,7 @@ enum Command {
     Mv(files::Mv),
     Clone(files::Clone),
     Snapshot(files::Snapshot),
+    Quota(files::Quota),
     Send(files::Send),
     Receive(files::Receive),
     /// Write and read files of a server by RDMA, without calls of its file system
@@ -300,6 +301,7 @@ fn run(arguments: Arguments) -> Outcome {
         Command::Mv(command) => command.run(),
         Command::Clone(command) => command.run(),
         Command::Snapshot(command) => command.run(),
+        Command::Quota(command) => command.run(),
         Command::Send(command) => command.run(),
         Command::Receive(command) => command.run(),
         #[cfg(feature = "rdma")]

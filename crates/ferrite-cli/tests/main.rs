@@ -37,6 +37,7 @@ mod metrics;
 mod mount_basic;
 mod mount_locks;
 mod mount_options;
+mod mount_quotas;
 mod mount_snapshots;
 #[cfg(feature = "nvme")]
 mod nvme;

@@ -39,6 +39,8 @@ ferrite_checks::ranks! {
     LogPurse = 150;
     /// All log segments: refills purses.
     LogSlabs = 160;
+    /// The usage that quotas count: a commit reserves it, with or without a ring.
+    Quotas = 165;
     /// A shard of the cache of inodes. Its holder only tries the locks of inodes.
     CacheShard = 170;
     /// The list of stretches in which an inode may have pages.

@@ -31,6 +31,7 @@ mod merge_model;
 mod order;
 mod orphans;
 mod pagelog;
+mod quotas;
 mod regions;
 mod regions_random;
 mod rights;

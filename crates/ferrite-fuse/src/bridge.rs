@@ -541,12 +541,12 @@ impl Filesystem for Bridge {
         );
     }
 
-    fn statfs(&self, req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+    fn statfs(&self, req: &Request, ino: INodeNo, reply: ReplyStatfs) {
         let ctx = ctx(req);
         let asked = self
             .service
             .meter()
-            .counted(opcode::STATFS, || self.service.statfs(&ctx));
+            .counted(opcode::STATFS, || self.service.statfs_at(&ctx, ino.0));
         respond!(reply, asked, stat => reply.statfs(
             stat.blocks,
             stat.blocks_free,

@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 use ferrite_vfs::locks::LockDone;
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, FileKind, FileSystem, FsError, Ino, NewFile, NewNode, OpenFile, OpenMode, Position,
-    ROOT_INO, RenameMode, Result, SNAPSHOTS_NAME, SYSTEM, SetAttr, WriteMode, XattrMode, acl, posix, walk,
+    ROOT_INO, RenameMode, Result, SNAPSHOTS_NAME, SYSTEM, SetAttr, WriteMode, XattrMode, acl, check_attribute_name,
+    posix, walk,
 };
 use fuser::{Errno, FopenFlags, OpenFlags, WriteFlags};
 
@@ -110,7 +111,7 @@ impl Drop for Service {
 }
 
 fn check_xattr(name: &[u8]) -> Result<&[u8]> {
-    posix::check_xattr_name(name).map(|()| name)
+    check_attribute_name(name).map(|()| name)
 }
 
 fn to_response<T>(result: Result<T>) -> Response<T> {
@@ -652,7 +653,8 @@ impl Service {
             libc::XATTR_REPLACE => XattrMode::Replace,
             _ => XattrMode::Any,
         };
-        to_response(check_xattr(name).and_then(|name| self.fs.setxattr(ctx, ino, name, value, mode)))
+        let ctx = space::changing_xattr(ctx, name);
+        to_response(check_xattr(name).and_then(|name| self.fs.setxattr(&ctx, ino, name, value, mode)))
     }
 
     pub(crate) fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Response<Vec<u8>> {
@@ -674,7 +676,8 @@ impl Service {
     }
 
     pub(crate) fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Response<()> {
-        to_response(check_xattr(name).and_then(|name| self.fs.removexattr(ctx, ino, name)))
+        let ctx = space::changing_xattr(ctx, name);
+        to_response(check_xattr(name).and_then(|name| self.fs.removexattr(&ctx, ino, name)))
     }
 }
 

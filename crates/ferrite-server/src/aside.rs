@@ -4,7 +4,7 @@
 //! threads. A request that frees or searches many pages, or carries a whole list, goes there; so does every request for
 //! an inode on which such a request is at work, because it may wait for the inode's lock.
 //!
-//! While a tree is cloned, all changes of its pool go there, because they wait until it is done.
+//! While a tree is cloned, or its quota set, all changes of its pool go there, because they wait until it is done.
 //!
 //! A request that names its target by a name or a path may need any inode, and goes there while there is such work.
 //! docs/engines.md lists the bound of each request, with a test (`tests/bounds.rs`).
@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use ferrite_transport::reactor::Served;
 use ferrite_transport::send_queue::SendQueue;
 use ferrite_vfs::workers::{Work, Workers};
-use ferrite_vfs::{Attr, FileKind, Ino, SYSTEM, Start};
+use ferrite_vfs::{Attr, FileKind, Ino, QUOTA_XATTR, SYSTEM, Start};
 
 use super::export::Store;
 use super::lane::{Busy, Holds, Lane};
@@ -176,6 +176,8 @@ impl Inner {
 fn clones(session: &Session, request: &Call<'_>) -> bool {
     match request {
         Call::Fs(FsRequest::CloneTree { .. }) => true,
+        // Each inode in the tree of a quota is changed meanwhile.
+        Call::Fs(FsRequest::Setxattr { name, .. } | FsRequest::Removexattr { name, .. }) => *name == QUOTA_XATTR,
         Call::Fs(FsRequest::Mkdir { parent, .. }) => is_of_snapshots(session, parent),
         _ => false,
     }

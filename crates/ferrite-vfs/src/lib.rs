@@ -31,6 +31,7 @@ pub mod locks;
 pub mod memfs;
 mod mode;
 pub mod posix;
+mod quota;
 mod random;
 pub mod regions;
 mod shown;
@@ -50,6 +51,7 @@ pub use error::{BadArgument, Corruption, ErrorCode, FileBytes, FsError, Result, 
 pub use ferrite_buffers as buffers;
 pub use fs::{FileSystem, OpenFile, ReadDone, WriteDone, walk};
 pub use layer::{FileLayer, Layer, Shared};
+pub use quota::{QUOTA_XATTR, Quota, QuotaLimits, check_attribute_name};
 pub use random::random;
 pub use shown::Shown;
 pub use types::*;

@@ -1,5 +1,5 @@
 //! Commands on files in volumes that are not mounted: `cp`, `ls`, `cat`, `stat`, `rm`, `mkdir`, `mv`, `bench`;
-//! and `clone`, `snapshot`, `send` and `receive`, also on mounts.
+//! and `clone`, `snapshot`, `quota`, `send` and `receive`, also on mounts.
 //!
 //! Contents: [`Operand`], how users name a file: the address of a volume, `:`, and the path in it; [`Volumes`],
 //! those that a command has open, as the user who runs it.
@@ -17,11 +17,13 @@ mod ls;
 mod names;
 mod pairs;
 mod place;
+mod quota;
 mod send;
 mod show;
 mod snapshot;
 mod stat;
 mod tree;
+mod walk;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -41,6 +43,7 @@ pub(crate) use clone::Clone;
 pub(crate) use cp::Cp;
 pub(crate) use ls::Ls;
 pub(crate) use names::{Mkdir, Mv, Rm};
+pub(crate) use quota::Quota;
 pub(crate) use send::{Receive, Send};
 pub(crate) use snapshot::Snapshot;
 pub(crate) use stat::Stat;

@@ -231,6 +231,19 @@ impl Place {
         self.with_path(self.path().join(name))
     }
 
+    /// The value of the attribute that tells of its quota.
+    pub(super) fn quota(&self, attribute: &OsStr) -> Result<Vec<u8>> {
+        match self {
+            Place::Here(path) => {
+                let mut text = vec![0; 4096];
+                let len = rustix::fs::getxattr(path, attribute, &mut text[..])?;
+                text.truncate(len);
+                Ok(text)
+            }
+            Place::There { volume, path, .. } => Ok(volume.fs.get_xattr(path, attribute)?),
+        }
+    }
+
     /// The directory that contains this place.
     pub(super) fn parent(&self) -> Place {
         let parent = self.path().parent().filter(|path| !path.as_os_str().is_empty());

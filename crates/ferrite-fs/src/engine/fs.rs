@@ -6,7 +6,7 @@ use ferrite_pm::Medium;
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, DirEntry, Durability, FileKind, FileSystem, FsError, Ino, Limits, NewFile, NewNode,
-    OpenFile, OpenMode, Opened, RenameMode, Result, SetAttr, StatFs, XattrMode, posix,
+    OpenFile, OpenMode, Opened, QUOTA_XATTR, RenameMode, Result, SetAttr, StatFs, XattrMode, posix,
 };
 
 use super::file::PmFile;
@@ -18,7 +18,7 @@ use crate::format::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
 use crate::tree::attr::{self, Through};
 use crate::tree::lookup::{lookup, pin};
 use crate::tree::open::{self, Taken};
-use crate::tree::{clone, create, dir, permission, plus, remove, rename, xattr};
+use crate::tree::{clone, create, dir, permission, plus, quota, remove, rename, xattr};
 
 impl Engine {
     fn make(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &create::New<'_>) -> Result<Attr> {
@@ -325,11 +325,17 @@ impl FileSystem for Engine {
     }
 
     fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        self.core().reading(|core| xattr::get(core, ctx, ino, name))
+        self.core().reading(|core| match name == QUOTA_XATTR {
+            true => quota::get(core, ino),
+            false => xattr::get(core, ctx, ino, name),
+        })
     }
 
     fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         let core = self.core();
+        if name == QUOTA_XATTR {
+            return self.dedup_alone(ctx, || core.told(quota::set(core, ctx, ino, value)));
+        }
         let change = || core.told(xattr::set(core, ctx, ino, name, value, mode));
         match posix::is_own_xattr(name) {
             // Services set these where they must not wait for a clone, which leaves them out.
@@ -344,6 +350,9 @@ impl FileSystem for Engine {
 
     fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()> {
         let core = self.core();
+        if name == QUOTA_XATTR {
+            return self.dedup_alone(ctx, || core.told(quota::remove(core, ctx, ino)));
+        }
         let change = || core.told(xattr::remove(core, ctx, ino, name));
         match posix::is_own_xattr(name) {
             true => self.dedup_alone(ctx, change),

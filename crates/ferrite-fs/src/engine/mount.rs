@@ -50,9 +50,10 @@ use crate::pool::core::{Core, History};
 use crate::pool::slots::Slots;
 use crate::space::blocks::BlockAlloc;
 use crate::space::names::NameTable;
+use crate::space::quotas::Quotas;
 use crate::space::segments::LogSpace;
 use crate::space::shares::Shares;
-use crate::tree::remove;
+use crate::tree::{quota, remove};
 
 /// Prefix of findings about lost records.
 const JOURNAL: &str = "journal: ";
@@ -247,6 +248,7 @@ fn core(
         options,
         alloc: loaded.alloc,
         shares: loaded.shares,
+        quotas: Quotas::default(),
         map: loaded.map,
         names: loaded.names,
         inode_map: loaded.inode_map,
@@ -345,8 +347,14 @@ fn check_boot(region: &Region, options: &MountOptions) -> Result<u64, EngineErro
 }
 
 /// Frees inodes that have no name, and carries out intents, as the interrupted operations would have done. Operations
-/// that damage keeps unfinished wait for a repair.
+/// that damage keeps unfinished wait for a repair. Then counts for quotas.
 pub(crate) fn finish_interrupted(core: &mut Core) -> Result<(), EngineError> {
+    finish_operations(core)?;
+    quota::load(core);
+    Ok(())
+}
+
+fn finish_operations(core: &mut Core) -> Result<(), EngineError> {
     if core.is_read_only() {
         let bound = core.superblock.inums(&core.region).filter(|&ino| {
             let inode = core.load(ino);

@@ -7,7 +7,7 @@
 
 use ferrite_map::{BlockNo, Inum};
 use ferrite_pm::Region;
-use ferrite_vfs::{Attr, FileKind, LINK_MAX, Timestamp};
+use ferrite_vfs::{Attr, FileKind, LINK_MAX, QuotaLimits, Timestamp};
 use zerocopy::IntoBytes;
 
 use crate::format::checksum::crc32c_append;
@@ -33,6 +33,9 @@ const W_BTIME: usize = 9;
 const W_XATTR_ENTRIES: usize = 10;
 const W_TRUNCATE_FIRST: usize = 11;
 const W_TRUNCATE_END: usize = 12;
+const W_QUOTA: usize = 13;
+const W_QUOTA_BYTES: usize = 14;
+const W_QUOTA_INODES: usize = 15;
 /// First inline word.
 pub(crate) const W_INLINE: usize = 16;
 
@@ -52,6 +55,19 @@ const FLAG_ORPHAN_TREE: u32 = 4;
 const FLAG_READ_ONLY: u32 = 8;
 /// A directory whose entries are snapshots of its parent: making one takes it, and removing it removes all of it.
 const FLAG_SNAPSHOTS: u32 = 16;
+
+/// A quota: the number and the generation of the directory that it belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) struct QuotaId(u64);
+
+impl QuotaId {
+    pub(crate) const NONE: QuotaId = QuotaId(0);
+
+    /// The directory.
+    pub(crate) fn ino(self) -> Inum {
+        Inum::new(self.0 as u32)
+    }
+}
 
 /// A copy of an inode. All-zero mode means free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,6 +155,43 @@ impl Inode {
         }
     }
 
+    /// The quota that counts it.
+    pub(crate) fn quota(&self) -> QuotaId {
+        QuotaId(self.words[W_QUOTA])
+    }
+
+    pub(crate) fn set_quota(&mut self, quota: QuotaId) {
+        self.words[W_QUOTA] = quota.0;
+    }
+
+    /// Whether the inodes with these words, one after the other, concern no quota.
+    #[inline]
+    pub(crate) fn is_not_counted(word: impl Fn(usize) -> u64, new: &Inode) -> bool {
+        word(W_QUOTA) | new.words[W_QUOTA] == 0
+    }
+
+    /// The quota of this directory, if it gets or has one.
+    pub(crate) fn own_quota(&self, ino: Inum) -> QuotaId {
+        QuotaId(u64::from(ino) | u64::from(self.generation()) << 32)
+    }
+
+    pub(crate) fn has_own_quota(&self, ino: Inum) -> bool {
+        self.quota() != QuotaId::NONE && self.is_dir() && self.quota() == self.own_quota(ino)
+    }
+
+    /// The limits of its own quota.
+    pub(crate) fn quota_limits(&self) -> QuotaLimits {
+        QuotaLimits {
+            bytes: self.words[W_QUOTA_BYTES],
+            inodes: self.words[W_QUOTA_INODES],
+        }
+    }
+
+    pub(crate) fn set_quota_limits(&mut self, limits: QuotaLimits) {
+        self.words[W_QUOTA_BYTES] = limits.bytes;
+        self.words[W_QUOTA_INODES] = limits.inodes;
+    }
+
     /// A free inode on its next use: only the generation differs.
     pub(crate) fn reborn(&self) -> Inode {
         let mut inode = Inode::empty();
@@ -161,6 +214,8 @@ impl Inode {
             inode.set_size(0);
         }
         inode.set_parent(Inum::NONE);
+        inode.set_quota(QuotaId::NONE);
+        inode.set_quota_limits(QuotaLimits::default());
         inode.set_ctime(now);
         inode.set_btime(now);
         inode

@@ -75,6 +75,8 @@ pub const CONTROL_DEFERRED: u64 = CONTROL_OFFSET + 192;
 pub const DEFERRED_UNTIL_SYNC: u64 = 1;
 /// Each operation waited for one (`durability=strict`).
 pub const DEFERRED_STRICTLY: u64 = 2;
+/// Not 0 once a directory had a quota: mount then counts what quotas count.
+pub const CONTROL_QUOTAS: u64 = CONTROL_OFFSET + 200;
 /// While a repair is being applied: number of words in the journal area | their checksum << 32; otherwise 0. See
 /// [`crate::audit::rewrite`].
 pub const CONTROL_REPAIR: u64 = CONTROL_OFFSET + 128;

@@ -33,6 +33,7 @@ use crate::options::{Mapping, MountOptions};
 use crate::pool::slots::Slots;
 use crate::space::blocks::BlockAlloc;
 use crate::space::names::NameTable;
+use crate::space::quotas::Quotas;
 use crate::space::segments::LogSpace;
 use crate::space::shares::Shares;
 use crate::thread::thread_number;
@@ -59,6 +60,7 @@ pub(crate) struct Core {
     pub(crate) journal: Journal,
     pub(crate) alloc: BlockAlloc,
     pub(crate) shares: Shares,
+    pub(crate) quotas: Quotas,
     pub(crate) map: Box<dyn FileMap>,
     pub(crate) names: NameTable,
     pub(crate) log_space: LogSpace,

@@ -5,5 +5,6 @@
 
 pub(crate) mod blocks;
 pub(crate) mod names;
+pub(crate) mod quotas;
 pub(crate) mod segments;
 pub(crate) mod shares;

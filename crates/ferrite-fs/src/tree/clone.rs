@@ -26,7 +26,7 @@ use crate::cache::inodes::{Exclusive, InodeMem};
 use crate::file::clone::PagesToShare;
 use crate::file::read::Reader;
 use crate::file::{rights, write};
-use crate::format::inode::{INLINE_BYTES, INODE_WORDS, Inode, ROOT};
+use crate::format::inode::{INLINE_BYTES, INODE_WORDS, Inode, QuotaId, ROOT};
 use crate::format::layout::BLOCK_BYTES;
 use crate::format::xattr::Attributes;
 use crate::pool::core::Core;
@@ -153,6 +153,7 @@ fn clone_alone(
         ctx,
         as_what: target.as_what,
         now: Core::now(),
+        quota: QuotaId::NONE,
         linked: FxHashMap::default(),
         dirs: Vec::new(),
     };
@@ -161,6 +162,9 @@ fn clone_alone(
         return Err(FsError::NotFound);
     }
     check_place(core, ctx, target, original.kind)?;
+    if target.as_what == As::Clone {
+        cloning.quota = core.with_dir(target.parent, |_, directory| Ok(directory.quota()))?;
+    }
     let first = cloning.make_top(&original)?;
     let made = top.insert(Arc::clone(&first.mem));
     cloning.complete(original, first)?;
@@ -298,11 +302,12 @@ impl Original<'_> {
         &self,
         (core, tx): (&Core, &mut Tx<'_>),
         ino: Inum,
-        now: Timestamp,
+        (now, quota): (Timestamp, QuotaId),
         most: usize,
         marked: &mut Vec<BlockNo>,
     ) -> Result<(Inode, usize)> {
         let mut inode = self.inode.clone_onto(&core.load(ino), now);
+        inode.set_quota(quota);
         inode.set_nlink(if self.kind == FileKind::Directory { 2 } else { 1 });
         if !self.target.is_empty() {
             create::store_target(core, tx, ino, &mut inode, &self.target)?;
@@ -331,6 +336,8 @@ struct Cloning<'c> {
     ctx: &'c Ctx,
     as_what: As,
     now: Timestamp,
+    /// The quota that counts the clone. Snapshots count for none.
+    quota: QuotaId,
     /// The clones of files with several names, by the number of the original.
     linked: FxHashMap<Inum, Arc<InodeMem>>,
     /// Directories whose entries are still to be cloned, with their clones.
@@ -398,7 +405,8 @@ impl<'c> Cloning<'c> {
             let mut marked = Vec::new();
             let ino = tx.alloc_inode()?;
             let child = core.inodes.fresh(ino, &place);
-            let (mut inode, pages) = original.put((core, &mut tx), ino, self.now, most, &mut marked)?;
+            let like = (self.now, self.quota);
+            let (mut inode, pages) = original.put((core, &mut tx), ino, like, most, &mut marked)?;
             inode.set_read_only(self.keeps_as_is(original));
             inode.set_nlink(0);
             if original.kind == FileKind::Directory {
@@ -570,7 +578,8 @@ impl<'c> Cloning<'c> {
             let ino = tx.alloc_inode()?;
             let child = core.inodes.fresh(ino, place);
             let pages_left = most.saturating_sub(marked.len());
-            let (mut inode, pages) = original.put((core, &mut tx), ino, self.now, pages_left, &mut marked)?;
+            let like = (self.now, self.quota);
+            let (mut inode, pages) = original.put((core, &mut tx), ino, like, pages_left, &mut marked)?;
             inode.set_read_only(self.keeps_as_is(original));
             if original.kind == FileKind::Directory {
                 inode.set_parent(to.ino);

@@ -138,6 +138,7 @@ fn new_inode(
     inode.set_uid(ctx.cred.uid);
     inode.set_gid(gid);
     initialize(&mut inode, new, Core::now());
+    inode.set_quota(directory.quota());
     if is_dir {
         inode.set_parent(parent);
     }
@@ -172,6 +173,7 @@ pub(super) fn whiteout<'p>(
     inode.set_uid(ctx.cred.uid);
     inode.set_gid(gid);
     initialize(&mut inode, &new, Core::now());
+    inode.set_quota(directory.quota());
     tx.put_inode(ino, &mut inode);
     Ok(child)
 }
@@ -254,6 +256,9 @@ pub(crate) fn link(core: &Core, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -
         }
         if inode.nlink() >= LINK_MAX {
             return Err(FsError::TooManyLinks);
+        }
+        if inode.quota() != directory.quota() {
+            return Err(FsError::CrossDevice);
         }
         inode.set_nlink(inode.nlink() + 1);
         inode.set_ctime(now);

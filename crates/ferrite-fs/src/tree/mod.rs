@@ -14,6 +14,7 @@ pub(crate) mod lookup;
 pub(crate) mod open;
 pub(crate) mod permission;
 pub(crate) mod plus;
+pub(crate) mod quota;
 pub(crate) mod remove;
 pub(crate) mod rename;
 pub(crate) mod xattr;

@@ -258,6 +258,10 @@ fn check(
         }
         (_, None) => {}
     }
+    // A quota counts all that is below its directory; so only copies cross its border.
+    if edits.get(from.dir.ino).quota() != edits.get(to.dir.ino).quota() {
+        return Err(FsError::CrossDevice);
+    }
     let gains_dir = |gained: bool, lost: bool| gained && !lost && from.dir.ino != to.dir.ino;
     if gains_dir(source_is_dir, target_is_dir) && edits.get(to.dir.ino).nlink() >= LINK_MAX {
         return Err(FsError::TooManyLinks);

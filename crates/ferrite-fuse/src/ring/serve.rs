@@ -176,7 +176,7 @@ fn perform(
         Request::Write { at, how, flags, data } => {
             reply(service.write(ctx, at, data, how, flags).map(Written), payload)
         }
-        Request::StatFs => reply(service.statfs(ctx), payload),
+        Request::StatFs => reply(service.statfs_at(ctx, ino), payload),
         Request::Release { fh } => {
             service.release(fh);
             Ok(0)

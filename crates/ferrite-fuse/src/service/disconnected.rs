@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ferrite_vfs::{Attr, Ctx, FileSystem, FsError, Ino, ROOT_INO, Result, StatFs, Waits};
+use ferrite_vfs::{Attr, Ctx, FileSystem, FsError, Ino, QUOTA_XATTR, Quota, ROOT_INO, Result, StatFs, Waits};
 use parking_lot::Mutex;
 
 use super::{Known, Response, Service, to_response};
@@ -74,6 +74,22 @@ impl Service {
     /// Threads for requests that would occupy the last reader, if the engine may be away.
     pub(crate) fn spare(&self) -> Option<&Spare> {
         self.away.as_ref().map(|away| &away.spare)
+    }
+
+    /// The space that is left for what is in a directory.
+    pub(crate) fn statfs_at(&self, ctx: &Ctx, ino: Ino) -> Response<StatFs> {
+        let space = self.statfs(ctx)?;
+        let find = |ctx: &Ctx| match self.fs.getxattr(ctx, ino, QUOTA_XATTR) {
+            Ok(text) => Ok(Quota::parse(&text)),
+            Err(FsError::TimedOut) => Err(FsError::TimedOut),
+            // Most inodes have none, and most engines.
+            Err(_) => Ok(None),
+        };
+        let quota = match &self.away {
+            Some(away) => away.ask(ctx, &Mutex::new(None), find),
+            None => find(ctx),
+        };
+        Ok(quota.ok().flatten().map_or(space, |quota| quota.narrow(&space)))
     }
 
     pub(crate) fn statfs(&self, ctx: &Ctx) -> Response<StatFs> {

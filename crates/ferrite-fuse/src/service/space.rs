@@ -1,8 +1,9 @@
-//! Calls that change which blocks a file has: fallocate(2), and copies and clones that share blocks.
+//! Calls that change which blocks a file has: fallocate(2), copies and clones that share blocks; and quotas.
 
+use std::borrow::Cow;
 use std::hash::BuildHasher;
 
-use ferrite_vfs::{CloneRange, Ctx, FallocateMode, Ino};
+use ferrite_vfs::{CloneRange, Ctx, FallocateMode, Ino, QUOTA_XATTR};
 use fuser::Errno;
 
 use super::{Response, Service, to_response};
@@ -85,5 +86,16 @@ impl Service {
         };
         let cloned = self.handle(to).and_then(|file| file.clone_range(ctx, &range));
         to_response(cloned).map(|written| written.len_bytes as u32)
+    }
+}
+
+/// The context of a change of an attribute. The kernel does not know that only root sets quotas.
+pub(super) fn changing_xattr<'c>(ctx: &'c Ctx, name: &[u8]) -> Cow<'c, Ctx> {
+    match name == QUOTA_XATTR {
+        true => Cow::Owned(Ctx {
+            check: true,
+            ..ctx.clone()
+        }),
+        false => Cow::Borrowed(ctx),
     }
 }

@@ -5,7 +5,7 @@
 use super::{BadArgument, FsError, SessionsOf, SpaceOf, Unsupported};
 
 /// Causes without particulars; number 1 is the first.
-const PLAIN: [FsError; 27] = [
+const PLAIN: [FsError; 28] = [
     FsError::NotFound,
     FsError::AccessDenied,
     FsError::NotPermitted,
@@ -33,6 +33,7 @@ const PLAIN: [FsError; 27] = [
     FsError::Interrupted,
     FsError::TooManyOpen,
     FsError::Superseded,
+    FsError::OverQuota,
 ];
 
 const SPACE: [SpaceOf; 6] = [
@@ -44,7 +45,7 @@ const SPACE: [SpaceOf; 6] = [
     SpaceOf::RecordLocks,
 ];
 
-const ARGUMENTS: [BadArgument; 25] = [
+const ARGUMENTS: [BadArgument; 27] = [
     BadArgument::ReservedName,
     BadArgument::NameBytes,
     BadArgument::PathBytes,
@@ -70,6 +71,8 @@ const ARGUMENTS: [BadArgument; 25] = [
     BadArgument::NoId,
     BadArgument::AccessControlList,
     BadArgument::CloneOverlap,
+    BadArgument::QuotaText,
+    BadArgument::QuotaPlace,
 ];
 
 const UNSUPPORTED: [Unsupported; 9] = [

@@ -141,6 +141,12 @@ pub enum BadArgument {
     /// A range that would be cloned into itself.
     #[error("the two ranges overlap")]
     CloneOverlap,
+    /// A text that gives no limits of a quota.
+    #[error("a quota is `limit_bytes=N limit_inodes=N`")]
+    QuotaText,
+    /// A quota of something that is not a directory, or within too many others.
+    #[error("directories have quotas, at most 64 within each other")]
+    QuotaPlace,
 }
 
 /// The unsupported request, see [`FsError::NotSupported`].
@@ -238,6 +244,9 @@ pub enum FsError {
     /// No block, inode or name is left, or whatever else the value names.
     #[error("no space left on device: out of {0}")]
     NoSpace(SpaceOf),
+    /// The quota of a directory above has no space left for it.
+    #[error("disk quota exceeded")]
+    OverQuota,
     /// A name longer than 255 bytes, or a path or link target of 4096 bytes or more.
     #[error("file name too long")]
     NameTooLong,
@@ -365,6 +374,7 @@ impl FsError {
             FsError::IsDirectory => libc::EISDIR,
             FsError::NotEmpty => libc::ENOTEMPTY,
             FsError::NoSpace(_) => libc::ENOSPC,
+            FsError::OverQuota => libc::EDQUOT,
             FsError::NameTooLong => libc::ENAMETOOLONG,
             FsError::Invalid(_) => libc::EINVAL,
             FsError::TooManyLinks => libc::EMLINK,

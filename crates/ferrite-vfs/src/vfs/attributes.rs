@@ -4,7 +4,7 @@
 //! as in `fchmod(2)` and similar calls, as one that the caller has open ([`Target`]); the rules are the same.
 
 use super::Vfs;
-use crate::{Attr, Ino, Result, SetAttr, XattrMode, posix};
+use crate::{Attr, Ino, Result, SetAttr, XattrMode, check_attribute_name};
 
 /// The target of a change of attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +46,7 @@ impl Vfs {
 
     /// Like [`Self::getxattr`], of any target.
     pub fn getxattr_of(&self, target: Target<'_>, name: &[u8]) -> Result<Vec<u8>> {
-        posix::check_xattr_name(name)?;
+        check_attribute_name(name)?;
         self.with_target(target, |ino| self.fs.getxattr(&self.ctx, ino, name))
     }
 
@@ -57,7 +57,7 @@ impl Vfs {
 
     /// Like [`Self::setxattr`], of any target.
     pub fn setxattr_of(&self, target: Target<'_>, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        posix::check_xattr_name(name)?;
+        check_attribute_name(name)?;
         self.with_target(target, |ino| self.fs.setxattr(&self.ctx, ino, name, value, mode))
     }
 
@@ -78,7 +78,7 @@ impl Vfs {
 
     /// Like [`Self::removexattr`], of any target.
     pub fn removexattr_of(&self, target: Target<'_>, name: &[u8]) -> Result<()> {
-        posix::check_xattr_name(name)?;
+        check_attribute_name(name)?;
         self.with_target(target, |ino| self.fs.removexattr(&self.ctx, ino, name))
     }
 }

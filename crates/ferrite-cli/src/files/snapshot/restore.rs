@@ -7,19 +7,15 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
-
-use rustix::io::Errno;
 
 use super::super::clone::clone_to;
-use super::super::folder::{Folder, Kept, NAMES_MAX};
+use super::super::folder::{Folder, Kept};
 use super::super::place::{Place, Result, Why};
 use super::super::send::progress::forget_all;
+use super::super::walk::dirs_below;
 use super::{SNAPSHOTS, names_in};
 
 const WORK: &str = ".ferrite-restore";
-/// Directories within each other that are looked at; more are refused.
-const DEPTH_MAX: usize = 4096;
 
 /// See the head of this module. `dir` is the directory at `place`.
 pub(super) fn restore(dir: &Folder, place: &Place, name: &OsStr) -> Result<()> {
@@ -53,46 +49,12 @@ pub(super) fn restore(dir: &Folder, place: &Place, name: &OsStr) -> Result<()> {
 
 /// Refuses a tree in which other directories have snapshots: they would be lost with what the restore replaces.
 pub(super) fn check_has_no_snapshots_below(dir: &Folder) -> Result<()> {
-    let mut way = vec![(dirs_in(dir)?, None::<Folder>)];
-    let mut path = PathBuf::new();
-    let mut count = 0;
-    while let Some((names, folder)) = way.last_mut() {
-        let Some(name) = names.pop() else {
-            way.pop();
-            path.pop();
-            continue;
-        };
-        let below = folder.as_ref().unwrap_or(dir).enter(&name)?;
-        path.push(&name);
-        if below.look_for(OsStr::new(SNAPSHOTS))?.is_some() {
-            return Err(Why::new(format!(
-                "has a directory {} with snapshots of its own, which a restore would remove; delete those, or restore \
-                 parts with `ferrite clone`",
-                path.display()
-            )));
-        }
-        let names = dirs_in(&below)?;
-        count += names.len();
-        if way.len() > DEPTH_MAX || count > NAMES_MAX {
-            return Err(Why::new(
-                "has too many directories below; restore parts with `ferrite clone`",
-            ));
-        }
-        way.push((names, Some(below)));
-    }
-    Ok(())
-}
-
-/// The names of the directories in a directory.
-fn dirs_in(folder: &Folder) -> Result<Vec<OsString>> {
-    let mut dirs = Vec::new();
-    for name in names_in(folder)? {
-        match folder.look_for(&name) {
-            Ok(Some(found)) if found.is_dir() => dirs.push(name),
-            Ok(_) => {}
-            Err(why) if why.is(Errno::NOTCONN) => return Err(why),
-            Err(why) => return Err(Why::new(format!("{}: {}", name.display(), why.text))),
-        }
-    }
-    Ok(dirs)
+    dirs_below(dir, &mut |path, below| match below.look_for(OsStr::new(SNAPSHOTS))? {
+        None => Ok(true),
+        Some(_) => Err(Why::new(format!(
+            "has a directory {} with snapshots of its own, which a restore would remove; delete those, or restore \
+             parts with `ferrite clone`",
+            path.display()
+        ))),
+    })
 }

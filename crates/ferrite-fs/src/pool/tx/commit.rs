@@ -17,11 +17,12 @@ use crate::format::layout::LINE_BYTES;
 use crate::format::unit::Unit;
 use crate::journal::{CommitError, Committed};
 use crate::pool::buffers::{Buffers, FilePages};
+use crate::space::quotas::Charged;
 
 const NUMBERS_USED_UP: &str =
     "the journal has used up its sequence numbers: the pool can be read, copy what it holds to a new one";
 
-impl Tx<'_> {
+impl<'e> Tx<'e> {
     /// Commits a move of the mapping's entries. All earlier records name the old places and all later ones the new
     /// places, so its number is between theirs.
     pub(crate) fn commit_move(mut self) -> Result<()> {
@@ -53,10 +54,14 @@ impl Tx<'_> {
             return Ok(());
         }
         self.check_allowed()?;
+        let charged = self.charge()?;
         self.widen_mapped_ranges(inodes);
         self.persist_uncovered()?;
         self.note_waiting_segments();
         let committed = self.write_record(inodes)?;
+        if let Some(charged) = charged {
+            charged.keep(&self.counted);
+        }
         self.sync_record()?;
         self.publish(inodes, &committed);
         self.narrow_mapped_ranges(inodes);
@@ -85,6 +90,19 @@ impl Tx<'_> {
             self.check_reserve()?;
         }
         self.core.check_writable()
+    }
+
+    /// Reserves what quotas count.
+    #[inline]
+    fn charge(&self) -> Result<Option<Charged<'e>>> {
+        match self.counted.is_empty() {
+            true => Ok(None),
+            false => self
+                .core
+                .quotas
+                .charge(&self.counted, self.purpose.is_limited())
+                .map(Some),
+        }
     }
 
     /// Refuses to leave the reserve with less than before, beyond the debt that is allowed. The kind of operation does

@@ -31,6 +31,7 @@ use crate::pool::buffers::{FilePages, Lease};
 use crate::pool::core::{Core, map_error};
 use crate::space::blocks::{Class, Token};
 use crate::space::names::NameTx;
+use crate::space::quotas::Change;
 use crate::space::shares::Marks;
 use crate::thread::thread_number;
 
@@ -82,6 +83,8 @@ pub(crate) struct Tx<'e> {
     purpose: Purpose,
     /// It would change an inode of a snapshot, and its purpose does not allow that.
     changes_snapshot: bool,
+    /// The inodes that quotas count.
+    counted: Vec<Change>,
     content: Content,
     streamed: Streamed,
     /// From the first read of the mapping until the words are set, for mappings whose entries may move.
@@ -108,6 +111,7 @@ impl<'e> Tx<'e> {
             stage: Stage::Gathering,
             purpose,
             changes_snapshot: false,
+            counted: Vec::new(),
             content: Content::Private,
             streamed: Streamed::default(),
             _shared: shared,
@@ -193,13 +197,26 @@ impl<'e> Tx<'e> {
         self.changes_snapshot |= Inode::is_kept_as_is(stored) && !self.purpose.may_change_snapshots();
     }
 
+    /// Has the commit reserve what quotas count of the inode.
+    #[cold]
+    fn count(&mut self, ino: Inum, old: &Inode, new: &Inode) {
+        match self.counted.iter_mut().find(|change| change.ino == ino) {
+            Some(change) => change.becomes(new),
+            None => self.counted.push(Change::new(ino, old, new)),
+        }
+    }
+
     /// Completes `new` with its checksum, and records the words in which it differs from the stored inode. The caller
     /// holds the inode's lock.
     pub(crate) fn put_inode(&mut self, ino: Inum, new: &mut Inode) {
         let _span = profile::enter(Spent::Record);
         let offset = self.core.superblock.inode_offset(ino);
         let stored = self.core.region.words(offset, INODE_WORDS);
-        self.guard_snapshot(|index| stored[index].load(Ordering::Relaxed));
+        let word = |index: usize| stored[index].load(Ordering::Relaxed);
+        self.guard_snapshot(word);
+        if !Inode::is_not_counted(word, new) {
+            self.count(ino, &Inode::load(&self.core.region, offset), new);
+        }
         let differs = |index: usize, new: &Inode| stored[index].load(Ordering::Relaxed) != new.words[index];
         new.set_crc(profile::within(Spent::Checksum, || new.checksum(ino)));
         for index in 0..INODE_WORDS {
@@ -219,6 +236,9 @@ impl<'e> Tx<'e> {
             return self.put_inode(ino, new);
         }
         self.guard_snapshot(|index| old.words[index]);
+        if !Inode::is_not_counted(|index| old.words[index], new) {
+            self.count(ino, old, new);
+        }
         // Most overwrites within a tick of the clock change nothing, and the checksum is most of the cost here.
         if old.words == new.words {
             return;

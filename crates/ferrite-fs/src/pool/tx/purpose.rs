@@ -2,13 +2,13 @@
 //!
 //! Contents: [`Purpose`] and [`WhenFrozen`]. Only the steps of the commit ask what a purpose implies:
 //!
-//! | purpose | on a frozen pool | its inodes count as changed | the commit waits for a sync | may change snapshots |
-//! | --- | --- | --- | --- | --- |
-//! | `Change` | waits | yes | yes | no |
-//! | `ObservedChange` | fails | yes | yes | no |
-//! | `Clone` | waits | yes | yes | yes |
-//! | `Upkeep` | as it says | no | yes | yes |
-//! | `Background` | fails | no | no | yes |
+//! | purpose | on a frozen pool | inodes count as changed | commit waits for a sync | may change snapshots | has quotas |
+//! | --- | --- | --- | --- | --- | --- |
+//! | `Change` | waits | yes | yes | no | yes |
+//! | `ObservedChange` | fails | yes | yes | no | no |
+//! | `Clone` | waits | yes | yes | yes | yes |
+//! | `Upkeep` | as it says | no | yes | yes | no |
+//! | `Background` | fails | no | no | yes | no |
 
 /// The purpose of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +49,11 @@ impl Purpose {
     /// Whether it may change inodes of snapshots that have a name.
     pub(super) fn may_change_snapshots(self) -> bool {
         !matches!(self, Purpose::Change | Purpose::ObservedChange)
+    }
+
+    /// Whether quotas limit it.
+    pub(super) fn is_limited(self) -> bool {
+        matches!(self, Purpose::Change | Purpose::Clone)
     }
 
     pub(super) fn waits_for_sync(self) -> bool {
