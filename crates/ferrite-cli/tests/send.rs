@@ -632,7 +632,7 @@ fn mounts_and_servers_receive() {
              test $(stat -c %s two.stream) -lt 20000; ferrite receive {receiver}/backup < two.stream
              diff -r -x pipe t {receiver}/backup/.snapshots/two; test $(ls {receiver}/backup/.snapshots | wc -l) = 2
              test $(getfattr --only-values -n user.note {receiver}/backup/a) = text
-             # What the receiver has goes on to another one, which then takes differences from the first.
+             # A third directory gets a copy of the copy, and then differences from the original.
              mkdir third; ferrite send {receiver}/backup two | ferrite receive third
              echo y > t/a/f3; ferrite snapshot create t three
              ferrite send --from two t three | ferrite receive third; diff -r -x pipe t third

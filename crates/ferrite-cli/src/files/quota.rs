@@ -140,7 +140,7 @@ fn quota_of(folder: &Folder) -> Tried<Option<Found>> {
 impl Set {
     fn run(self) -> Outcome {
         if self.inodes == Some(0) {
-            return Err(Failure::new(USAGE, "a limit of 0 is none; use `ferrite quota remove`"));
+            return Err(Failure::new(USAGE, "0 sets no limit; use `ferrite quota remove`"));
         }
         let limits = QuotaLimits {
             bytes: self.size.unwrap_or(0),
