@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{
-    Attr, CacheLeases, Ctx, DirEntry, FileSystem, FsError, Ino, Limits, NewFile, NewNode, OpenFile, OpenFlags,
+    Attr, CacheLeases, Ctx, DirEntry, FileSystem, FsError, Ino, Limits, NO_NAME, NewFile, NewNode, OpenFile, OpenFlags,
     OpenMode, Opened, RenameMode, Result, SetAttr, Start, StatFs, XattrMode, posix,
 };
 
@@ -325,6 +325,9 @@ impl FileSystem for Client {
 
     fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {
         if self.link.options.read_only {
+            if name == NO_NAME {
+                return Err(FsError::ReadOnly);
+            }
             posix::check_name(name)?;
             let start = Start {
                 root: parent,

@@ -612,6 +612,8 @@ fn below(thread: u8, mut op: Op) -> Op {
         | Op::Readlink { path }
         | Op::Pin { path, .. }
         | Op::Open { path, .. }
+        | Op::CreateNameless { dir: path, .. }
+        | Op::LinkOpen { to: path, .. }
         | Op::List { path }
         | Op::ListBegin { path, .. } => sink(thread, path),
         Op::Link { from, to } | Op::CloneTree { from, to } | Op::Rename { from, to, .. } => {

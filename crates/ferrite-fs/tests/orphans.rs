@@ -3,10 +3,11 @@
 
 use std::sync::{Arc, Barrier};
 
-use crate::common::{empty_pool, image_of, make, options};
-use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, mkfs};
-use ferrite_pm::{Access, Recorder, Region};
-use ferrite_vfs::{FileSystem, FsError, Ino, OpenMode, ROOT_INO, RenameMode, SYSTEM};
+use crate::common::bound::{again, options as recorded_options, pool, read, reopened};
+use crate::common::{check, empty_pool, image_of, make, options, pattern};
+use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs};
+use ferrite_pm::{Access, Choice, Recorder, Region};
+use ferrite_vfs::{FileSystem, FsError, Ino, NO_NAME, NewFile, OpenMode, ROOT_INO, RenameMode, SYSTEM};
 
 const POOL_BYTES: u64 = 16 << 20;
 
@@ -158,4 +159,57 @@ fn files_without_names_stay_over_a_restart_until_they_are_dropped() {
     // Without the option, a mount frees them.
     let plain = Engine::mount(Region::from_image(&image).unwrap(), &quiet()).unwrap();
     assert_eq!(orphans(&plain), 0);
+}
+
+/// After a crash at any fence, a file that was created without a name has got it with all of its content, or is gone.
+#[test]
+fn a_file_has_its_first_name_or_is_gone() {
+    for &mapping in Mapping::ALL {
+        let (engine, recorder) = pool(&recorded_options(mapping, false));
+        engine.mkdir(SYSTEM, ROOT_INO, b"warm", 0o755).unwrap();
+        engine.rmdir(SYSTEM, ROOT_INO, b"warm").unwrap();
+        engine.unmount().unwrap();
+        let (engine, recorder) = reopened(&recorder.log().final_image());
+        let free = engine.statfs(SYSTEM).unwrap().inodes_free;
+        let content = pattern(20_000, 3);
+        let new = NewFile {
+            mode: 0o600,
+            open: OpenMode::read_write(),
+            exclusive: false,
+        };
+        let create = || engine.create(SYSTEM, ROOT_INO, NO_NAME, &new).unwrap();
+        let (named, other) = (create(), create());
+        named.file.write_at(SYSTEM, 0, &content).unwrap();
+        other.file.write_at(SYSTEM, 0, &content[..9000]).unwrap();
+        engine.link(SYSTEM, named.attr.ino, ROOT_INO, b"f").unwrap();
+        drop(other);
+        let log = recorder.log();
+        let mut cursor = log.cursor();
+        let mut outcomes = [0; 2];
+        loop {
+            for choice in [Choice::None, Choice::Random(cursor.point() as u64)] {
+                cursor.with_image(choice, |image| {
+                    check(image);
+                    let (engine, recorder) = reopened(image);
+                    assert_eq!(orphans(&engine), 0, "{mapping}: a mount frees them");
+                    let found = engine.lookup(SYSTEM, ROOT_INO, b"f");
+                    outcomes[usize::from(found.is_ok())] += 1;
+                    match &found {
+                        Ok(attr) => {
+                            assert_eq!(attr.nlink, 1);
+                            assert_eq!(read(&engine, attr.ino), content, "{mapping}");
+                        }
+                        Err(error) => assert_eq!(*error, FsError::NotFound),
+                    }
+                    let inodes_free = engine.statfs(SYSTEM).unwrap().inodes_free;
+                    assert_eq!(inodes_free, free - u64::from(found.is_ok()), "{mapping}");
+                    again(engine, &recorder);
+                });
+            }
+            if !cursor.advance() {
+                break;
+            }
+        }
+        assert!(outcomes.iter().all(|&count| count > 0), "{mapping}: {outcomes:?}");
+    }
 }

@@ -65,6 +65,7 @@ impl Core {
             change: tail.change.max(self.next_change()),
             parent: ROOT_INO,
             has_xattrs: false,
+            is_nameless: false,
             content: Content::Blob(place),
         };
         // The blob records its inode before a node names it.

@@ -156,6 +156,7 @@ pub(crate) fn empty_root(uid: u32, gid: u32) -> Node {
         change: 1,
         parent: ROOT_INO,
         has_xattrs: false,
+        is_nameless: false,
         content: Content::Inline(Vec::new()),
     }
 }

@@ -23,7 +23,7 @@ use ferrite_transport::frame::{BODY_BYTES_MAX, DATA_BYTES_MAX};
 use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
-    FileKind, FileSystem, FsError, OpenFlags, OpenMode, ROOT_INO, RenameMode, SYSTEM, SetAttr, XattrMode,
+    FileKind, FileSystem, FsError, NO_NAME, OpenFlags, OpenMode, ROOT_INO, RenameMode, SYSTEM, SetAttr, XattrMode,
 };
 
 fn start() -> (Server, String) {
@@ -211,7 +211,8 @@ fn arguments_that_no_client_of_ours_sends() {
                 FsRequest::Rmdir { parent: root, name },
                 FsRequest::Create {
                     parent: root,
-                    name,
+                    // No name at all stands for a file without one.
+                    name: if name == NO_NAME { b"." } else { name },
                     new: new_file(false),
                     file: 9,
                 },

@@ -18,6 +18,7 @@ macro_rules! demand {
 
 mod clone;
 mod listing;
+mod nameless;
 
 use std::sync::Arc;
 
@@ -335,6 +336,7 @@ impl<'a> Runner<'a> {
                 self.slots[*slot as usize] = Slot::File(file, ctx);
                 Ok(Outcome::Done)
             }
+            Op::CreateNameless { .. } | Op::LinkOpen { .. } => self.nameless(op),
             Op::Close { slot } => {
                 self.close(*slot);
                 Ok(Outcome::Done)
@@ -355,10 +357,8 @@ impl<'a> Runner<'a> {
             Op::Statfs => {
                 let s = self.fs.statfs(SYSTEM)?;
                 demand!(s.block_bytes.is_power_of_two(), "block size {}", s.block_bytes);
-                demand!(
-                    s.blocks_available <= s.blocks_free && s.blocks_free <= s.blocks,
-                    "free more than all: {s:?}"
-                );
+                let is_ordered = s.blocks_available <= s.blocks_free && s.blocks_free <= s.blocks;
+                demand!(is_ordered, "free more than all: {s:?}");
                 demand!(s.inodes_free <= s.inodes, "more inodes free than there are: {s:?}");
                 Ok(Outcome::Done)
             }

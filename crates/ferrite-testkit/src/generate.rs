@@ -539,7 +539,7 @@ impl OpGenerator {
 
     fn handles(&mut self) -> Op {
         let (path, slot) = (self.file(), self.slot());
-        match self.rng.below(20) {
+        match self.rng.below(23) {
             0..=8 => {
                 let mode = match self.rng.below(8) {
                     0 => OpenMode::read_only(),
@@ -572,6 +572,16 @@ impl OpGenerator {
             14 | 15 => Op::Fsync { on: self.target() },
             16 => Op::Sync,
             17 => Op::Statfs,
+            18 => Op::CreateNameless {
+                dir: self.directory(),
+                slot,
+                mode: self.mode(),
+                is_final: self.rng.chance(20),
+            },
+            19 | 20 => Op::LinkOpen {
+                slot: self.guess.nameless.unwrap_or_else(|| self.used_slot()),
+                to: self.fresh(),
+            },
             _ => Op::Getattr {
                 on: Target::Slot(self.used_slot()),
             },

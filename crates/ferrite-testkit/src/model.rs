@@ -193,7 +193,7 @@ fn either_error(op: &Op, a: &Outcome, b: &Outcome) -> bool {
         // Below itself, and onto a name that is taken, of the wrong kind or not empty.
         Op::Rename { .. } => one_is(EINVAL) || one_is(EEXIST),
         // A directory, onto a name that is taken.
-        Op::Link { .. } => one_is(EPERM),
+        Op::Link { .. } | Op::LinkOpen { .. } => one_is(EPERM),
         // Length 0, on a handle that may not write.
         Op::Fallocate { .. } => one_is(EINVAL) && one_is(EBADF),
         // On a handle that may not write.

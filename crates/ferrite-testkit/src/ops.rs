@@ -153,6 +153,18 @@ pub enum Op {
         /// Else changes through the handle clear setuid and setgid.
         privileged: bool,
     },
+    /// Creates a file without a name in a directory, and opens it; it may get a name unless `is_final`.
+    CreateNameless {
+        dir: Path,
+        slot: u8,
+        mode: u32,
+        is_final: bool,
+    },
+    /// Gives the inode of a slot a name.
+    LinkOpen {
+        slot: u8,
+        to: Path,
+    },
     Close {
         slot: u8,
     },

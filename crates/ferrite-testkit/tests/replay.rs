@@ -20,7 +20,7 @@ fn every_operation_is_generated() {
     let ops = OpGenerator::new(Profile::Mixed, 7).take(20_000);
     let name = |text: String| text.split([' ', '(']).next().unwrap_or_default().to_owned();
     let seen: std::collections::BTreeSet<_> = ops.iter().map(|op| name(format!("{op:?}"))).collect();
-    assert_eq!(seen.len(), 34, "{seen:?}");
+    assert_eq!(seen.len(), 36, "{seen:?}");
 }
 
 #[test]

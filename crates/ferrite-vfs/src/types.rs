@@ -15,6 +15,8 @@ pub const ROOT_INO: Ino = 1;
 pub const SNAPSHOTS_NAME: &[u8] = b".snapshots";
 /// Longest name of one directory entry, in bytes.
 pub const NAME_MAX: usize = 255;
+/// In place of a name: the file to create has none (`O_TMPFILE`).
+pub const NO_NAME: &[u8] = b"";
 /// Longest path or symbolic-link target, in bytes, with the terminating zero C counts.
 pub const PATH_MAX: usize = 4096;
 /// Most hard links an inode may have.

@@ -15,8 +15,8 @@ use crate::fs::walk::{check_path, guarded, is_dots, retry, split};
 use crate::locks::{LockRequest, Wait, wait_for};
 use crate::posix::{self, Access};
 use crate::{
-    Attr, BadArgument, Cred, Ctx, DirEntry, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenFlags, ROOT_INO,
-    RenameMode, Result, Start, StatFs,
+    Attr, BadArgument, Cred, Ctx, DirEntry, FileKind, FileSystem, FsError, Ino, NO_NAME, NewFile, NewNode, OpenFile,
+    OpenFlags, OpenMode, ROOT_INO, RenameMode, Result, Start, StatFs,
 };
 
 mod attributes;
@@ -262,6 +262,29 @@ impl Vfs {
     pub fn open(&self, path: &[u8], flags: &OpenFlags) -> Result<Arc<dyn OpenFile>> {
         let opened = self.fs.open_path(&self.unpinned_ctx(), &self.start, path, flags)?;
         Ok(opened.file)
+    }
+
+    /// Opens a new file without a name in a directory for reading and writing, as `open(2)` does with `O_TMPFILE`, and
+    /// with `O_EXCL` if it must never get a name.
+    pub fn create_nameless(&self, dir: &[u8], mode: u32, is_final: bool) -> Result<Arc<dyn OpenFile>> {
+        let dir = self.target(dir, true)?;
+        let new = NewFile {
+            mode: mode & 0o7777,
+            open: OpenMode {
+                read: true,
+                write: true,
+                ..OpenMode::default()
+            },
+            exclusive: is_final,
+        };
+        let opened = self.fs.create(&self.unpinned_ctx(), dir.ino, NO_NAME, &new)?;
+        Ok(opened.file)
+    }
+
+    /// Gives an open file a name, as `linkat(2)` does with `AT_EMPTY_PATH`.
+    pub fn link_open(&self, ino: Ino, new: &[u8]) -> Result<Attr> {
+        let place = self.new_place(new, false)?;
+        self.fs.link(&self.unpinned_ctx(), ino, place.parent.ino, place.name)
     }
 
     /// Creates a directory. Ignores setuid and setgid, as `mkdir(2)` does: setgid comes from the parent.

@@ -75,20 +75,51 @@ impl Open {
 impl File {
     pub(crate) fn open(fs: &Fs, path: &Path, flags: &OpenFlags, append: bool) -> Result<File> {
         let file = fs.run("open", path, |vfs, path| vfs.open(path, flags))?;
-        Ok(File {
-            open: fs.parts().map(|parts| {
-                Arc::new(Open {
-                    fs: Arc::clone(parts),
-                    file,
-                    path: fs.prefix().join(path),
-                    readable: flags.read,
-                    writable: flags.write,
-                    append,
-                    position: Mutex::new(0),
-                    lock_owner: OnceLock::new(),
-                })
-            }),
+        Ok(File::of(fs, file, path, flags, append))
+    }
+
+    /// A new file without a name in the directory at `dir`.
+    pub(crate) fn nameless(fs: &Fs, dir: &Path) -> Result<File> {
+        let file = fs.run("create a file in", dir, |vfs, dir| {
+            vfs.create_nameless(dir, 0o600, false)
+        })?;
+        let flags = OpenFlags {
+            read: true,
+            write: true,
+            ..OpenFlags::default()
+        };
+        Ok(File::of(fs, file, dir, &flags, false))
+    }
+
+    fn of(fs: &Fs, file: Arc<dyn OpenFile>, path: &Path, flags: &OpenFlags, append: bool) -> File {
+        let open = fs.parts().map(|parts| {
+            Arc::new(Open {
+                fs: Arc::clone(parts),
+                file,
+                path: fs.prefix().join(path),
+                readable: flags.read,
+                writable: flags.write,
+                append,
+                position: Mutex::new(0),
+                lock_owner: OnceLock::new(),
+            })
+        });
+        File { open }
+    }
+
+    /// Gives the file a name: a file of [`Fs::tempfile_in`] its first, any other one more. In one step, durable when it
+    /// returns; so others see the file with all that has been written, or not at all.
+    ///
+    /// # Errors
+    /// `EEXIST` if the name is taken, `ENOENT` if the file has lost its last name, `EXDEV` if the directory counts for
+    /// another quota.
+    pub fn link(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        self.run("link", |open| {
+            open.fs.vfs.link_open(open.file.ino(), path.as_os_str().as_bytes())
         })
+        .map(drop)
+        .map_err(|error| error.with_new_path(path.to_path_buf()))
     }
 
     pub(crate) fn error(&self, action: &'static str, cause: impl Into<Cause>) -> Error {

@@ -174,6 +174,28 @@ impl Fs {
             .map_err(|error| error.with_new_path(self.prefix().join(to)))
     }
 
+    /// Creates a file without a name in a directory, and opens it for reading and writing (`O_TMPFILE`). Nobody else
+    /// can open it, and it goes when it is closed, or with the process, unless [`File::link`] gives it a name.
+    ///
+    /// # Errors
+    /// `EACCES` without the permission to make names in the directory; `ENOSPC`.
+    ///
+    /// ```
+    /// # fn run() -> ferrite::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("data.pool");
+    /// # let fs = ferrite::Fs::create(&path, 64 << 20)?;
+    /// let file = fs.tempfile_in("/")?;
+    /// file.append(b"all of it, or no file at all")?;
+    /// file.link("/report")?;
+    /// # fs.close()
+    /// # }
+    /// # fn main() { run().unwrap() }
+    /// ```
+    pub fn tempfile_in(&self, dir: impl AsRef<Path>) -> Result<File> {
+        File::nameless(self, dir.as_ref())
+    }
+
     /// Creates a hard link. A symbolic link is not followed.
     ///
     /// # Errors

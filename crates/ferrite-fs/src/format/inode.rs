@@ -55,6 +55,8 @@ const FLAG_ORPHAN_TREE: u32 = 4;
 const FLAG_READ_ONLY: u32 = 8;
 /// A directory whose entries are snapshots of its parent: making one takes it, and removing it removes all of it.
 const FLAG_SNAPSHOTS: u32 = 16;
+/// A file that was created without a name, and may still get one.
+const FLAG_NAMELESS: u32 = 32;
 
 /// A quota: the number and the generation of the directory that it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -316,6 +318,15 @@ impl Inode {
 
     pub(crate) fn set_orphan_tree(&mut self, orphan: bool) {
         self.set_flag(FLAG_ORPHAN_TREE, orphan);
+    }
+
+    /// Whether it never had a name, and may get one.
+    pub(crate) fn is_nameless(&self) -> bool {
+        self.flags() & FLAG_NAMELESS != 0
+    }
+
+    pub(crate) fn set_nameless(&mut self, nameless: bool) {
+        self.set_flag(FLAG_NAMELESS, nameless);
     }
 
     /// Whether its entries are snapshots of its parent.

@@ -103,6 +103,60 @@ pub(crate) fn create(
     })
 }
 
+/// Creates a file without a name in a directory, which stays as it is. `is_final`: it never gets one.
+///
+/// One record sets its inode, which has no links: before the record is durable the file does not exist, and after that
+/// it is an orphan, which the next mount frees. The file comes with a pin for its handle, and with one more if the
+/// context asks for that.
+pub(crate) fn create_nameless(
+    core: &Core,
+    ctx: &Ctx,
+    parent: Ino,
+    mode: u32,
+    is_final: bool,
+) -> Result<(Arc<InodeMem>, Attr)> {
+    core.check_writable()?;
+    let new = New {
+        kind: FileKind::File,
+        mode,
+        rdev: 0,
+        target: b"",
+    };
+    retry::with_space(core, Need::FEW, || {
+        let parent = core.inode(parent).map_err(gone)?;
+        let _parent_lock = parent.read();
+        let directory = core.load_live(&parent).map_err(gone)?;
+        check_dir(&directory)?;
+        permission::create(core, ctx, (parent.ino, &directory), new.kind, false)?;
+        if directory.is_read_only() {
+            return Err(FsError::ReadOnly);
+        }
+        let mut tx = Tx::new(core, Purpose::Change);
+        let ino = tx.alloc_inode()?;
+        let place = OnceCell::new();
+        let child = core.inodes.fresh(ino, &place);
+        let mut inode = new_inode(core, ctx, &mut tx, ino, (parent.ino, &directory), &new)?;
+        inode.set_nlink(0);
+        inode.set_nameless(!is_final);
+        tx.put_inode(ino, &mut inode);
+        tx.note_outcome(ctx, || {
+            let attr = core.attr(ino, &inode)?;
+            Ok(Outcome::Opened { attr, created: true })
+        })?;
+        child.inode.set_alive();
+        // Before any thread can free it, which takes its lock.
+        core.note_unnamed();
+        if let Err(error) = tx.commit(&[child.inode]) {
+            child.inode.set_dead();
+            core.unnamed_freed();
+            return Err(error);
+        }
+        child.inode.pin(u64::from(ctx.pins) + 1);
+        let attr = core.locked_attr(child.inode, &inode)?;
+        Ok((Arc::clone(child.inode), attr))
+    })
+}
+
 /// Makes a new directory the one of the snapshots of its parent. It belongs to the owner of that, who alone may take
 /// snapshots, besides root.
 fn hold_snapshots(core: &Core, ctx: &Ctx, parent: &Inode, inode: &mut Inode) -> Result<()> {
@@ -229,7 +283,7 @@ pub(crate) fn link_target(core: &Core, ino: Inum, inode: &Inode) -> Result<Vec<u
     Ok(target)
 }
 
-/// Gives an inode another name: one record for entry, slot and both inodes.
+/// Gives an inode another name, or its first: one record for entry, slot and both inodes.
 pub(crate) fn link(core: &Core, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
     posix::check_name(name)?;
     core.check_writable()?;
@@ -245,7 +299,8 @@ pub(crate) fn link(core: &Core, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -
         if kind == FileKind::Directory {
             return Err(FsError::NotPermitted);
         }
-        if inode.nlink() == 0 {
+        let is_first = inode.nlink() == 0;
+        if is_first && !inode.is_nameless() {
             return Err(FsError::NotFound);
         }
         let key = core.names.key(parent.ino, name);
@@ -261,6 +316,7 @@ pub(crate) fn link(core: &Core, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -
             return Err(FsError::CrossDevice);
         }
         inode.set_nlink(inode.nlink() + 1);
+        inode.set_nameless(false);
         inode.set_ctime(now);
         directory.set_mtime(now);
         directory.set_ctime(now);
@@ -272,6 +328,9 @@ pub(crate) fn link(core: &Core, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -
         tx.note_outcome(ctx, || core.attr(target.ino, &inode).map(Outcome::Attr))?;
         tx.commit(&[&target, &parent])?;
         dir::inserted(&planned, locks.hints(parent.ino));
+        if is_first {
+            core.unnamed_freed();
+        }
         target.pin(u64::from(ctx.pins));
         core.locked_attr(&target, &inode)
     })

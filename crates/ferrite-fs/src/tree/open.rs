@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ferrite_vfs::{Attr, Ctx, FileKind, FsError, Ino, NewFile, OpenMode, ROOT_INO, Result, posix};
+use ferrite_vfs::{Attr, Ctx, FileKind, FsError, Ino, NO_NAME, NewFile, OpenMode, ROOT_INO, Result, posix};
 
 use super::create::{self, New};
 use super::lookup;
@@ -48,6 +48,14 @@ pub(crate) fn pin(core: &Core, ctx: &Ctx, inode: &Arc<InodeMem>, mode: OpenMode)
 /// See [`ferrite_vfs::FileSystem::create`]: one record if the name is new, none if it is not. Truncation is the
 /// caller's.
 pub(crate) fn create(core: &Core, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Taken> {
+    if name == NO_NAME {
+        let (inode, attr) = create::create_nameless(core, ctx, parent, new.mode, new.exclusive)?;
+        return Ok(Taken {
+            inode,
+            attr,
+            created: true,
+        });
+    }
     posix::check_name(name)?;
     let node = New {
         kind: FileKind::File,

@@ -73,8 +73,14 @@ pub(crate) struct Node {
     /// Of a directory: the one that holds it.
     pub(crate) parent: Ino,
     pub(crate) has_xattrs: bool,
+    /// It never had a name, and may get one.
+    pub(crate) is_nameless: bool,
     pub(crate) content: Content,
 }
+
+/// Bits of the byte behind the version.
+const HAS_XATTRS: u8 = 1;
+const IS_NAMELESS: u8 = 2;
 
 impl Node {
     pub(crate) fn is_dir(&self) -> bool {
@@ -108,7 +114,9 @@ impl Node {
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut value = vec![VERSION, u8::from(self.has_xattrs)];
+        let flag = |bit, is_set| if is_set { bit } else { 0 };
+        let flags = flag(HAS_XATTRS, self.has_xattrs) | flag(IS_NAMELESS, self.is_nameless);
+        let mut value = vec![VERSION, flags];
         for number in [
             self.kind.mode_bits() | self.mode,
             self.nlink,
@@ -158,11 +166,10 @@ impl Node {
         if from.u8()? != VERSION {
             return None;
         }
-        let has_xattrs = match from.u8()? {
-            0 => false,
-            1 => true,
-            _ => return None,
-        };
+        let flags = from.u8()?;
+        if flags & !(HAS_XATTRS | IS_NAMELESS) != 0 {
+            return None;
+        }
         let mode = from.u32()?;
         let mut node = Node {
             kind: FileKind::from_mode(mode)?,
@@ -179,7 +186,8 @@ impl Node {
             mtime: from.time()?,
             ctime: from.time()?,
             btime: from.time()?,
-            has_xattrs,
+            has_xattrs: flags & HAS_XATTRS != 0,
+            is_nameless: flags & IS_NAMELESS != 0,
             content: Content::Inline(Vec::new()),
         };
         node.content = match from.u8()? {
@@ -284,6 +292,7 @@ mod tests {
             change: 5 << 40,
             parent: 1,
             has_xattrs: true,
+            is_nameless: true,
             content,
         }
     }

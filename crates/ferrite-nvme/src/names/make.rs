@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ferrite_vfs::{
-    Attr, Ctx, FileKind, FsError, Ino, LINK_MAX, NewFile, OpenMode, Opened, Outcome, ROOT_INO, Result, SYSTEM, SetAttr,
-    acl, posix,
+    Attr, Ctx, FileKind, FsError, Ino, LINK_MAX, NO_NAME, NewFile, OpenMode, Opened, Outcome, ROOT_INO, Result, SYSTEM,
+    SetAttr, acl, posix,
 };
 
 use super::{is_dir, is_live_dir, missing};
@@ -154,18 +154,8 @@ impl Core {
             return Err(FsError::TooManyLinks);
         }
         let inline = if is_dir { name } else { new.target };
-        let default = self.xattrs(dir.ino, &state.node)?.remove(acl::DEFAULT);
-        let lists = acl::inherit(default.as_deref(), new.kind, new.mode, ctx.umask)?;
-        let new = &New {
-            mode: lists.mode,
-            ..*new
-        };
-        let (ino, mut node) = self.new_node(ctx, &attr, new, Content::Inline(inline.to_vec()))?;
-        let xattrs: Xattrs = lists.attributes().collect();
-        if !xattrs.is_empty() {
-            step.txn.put(&key::xattrs(ino), &encode_xattrs(&xattrs))?;
-            node.has_xattrs = true;
-        }
+        let content = Content::Inline(inline.to_vec());
+        let (ino, node) = self.new_with_lists(ctx, step, (dir, state), new, content)?;
         self.put_edge(step, dir.ino, name, slot, &Edge::to(ino, &node))?;
         Ok((ino, node))
     }
@@ -192,9 +182,59 @@ impl Core {
             change: self.next_change(),
             parent: dir.ino,
             has_xattrs: false,
+            is_nameless: false,
             content,
         };
         Ok((ino, node))
+    }
+
+    /// An inode with the access control lists that it inherits from a directory, in `step`, which does not put the
+    /// inode itself.
+    fn new_with_lists(
+        &self,
+        ctx: &Ctx,
+        step: &mut Step<'_>,
+        (dir, state): (&InodeRef, &State),
+        new: &New<'_>,
+        content: Content,
+    ) -> Result<(Ino, Node)> {
+        let default = self.xattrs(dir.ino, &state.node)?.remove(acl::DEFAULT);
+        let lists = acl::inherit(default.as_deref(), new.kind, new.mode, ctx.umask)?;
+        let new = &New {
+            mode: lists.mode,
+            ..*new
+        };
+        let (ino, mut node) = self.new_node(ctx, &self.attr(dir, state), new, content)?;
+        let xattrs: Xattrs = lists.attributes().collect();
+        if !xattrs.is_empty() {
+            step.txn.put(&key::xattrs(ino), &encode_xattrs(&xattrs))?;
+            node.has_xattrs = true;
+        }
+        Ok((ino, node))
+    }
+
+    /// Creates a file without a name in a directory, which stays as it is: an orphan from its first step on.
+    fn make_nameless(
+        self: &Arc<Core>,
+        ctx: &Ctx,
+        mut step: Step<'_>,
+        parent: Ino,
+        new: &NewFile,
+        outcome: impl FnOnce(Attr) -> Outcome,
+    ) -> Result<(InodeRef, Attr)> {
+        let dir = self.dir(parent)?;
+        let state = dir.read_dir(Turn::First).map_err(missing)?;
+        is_live_dir(&state)?;
+        if ctx.check {
+            posix::may_create(&self.guarded(ctx, &dir, &state)?, &ctx.cred, false)?;
+        }
+        let of = New::of(FileKind::File, new.mode);
+        let empty = Content::Inline(Vec::new());
+        let (ino, mut node) = self.new_with_lists(ctx, &mut step, (&dir, &state), &of, empty)?;
+        node.nlink = 0;
+        node.is_nameless = !new.exclusive;
+        step.txn.put(&key::orphan(ino), b"")?;
+        self.commit_new(step, (ino, node), outcome)
     }
 
     fn finish(
@@ -202,11 +242,23 @@ impl Core {
         mut step: Step<'_>,
         dir: &InodeRef,
         state: &State,
-        (ino, node): (Ino, Node),
+        made: (Ino, Node),
         nlink: Option<u32>,
         outcome: impl FnOnce(Attr) -> Outcome,
     ) -> Result<(InodeRef, Attr)> {
         let touch = self.touch(&mut step, dir, state, nlink)?;
+        let made = self.commit_new(step, made, outcome)?;
+        touch.done(dir);
+        Ok(made)
+    }
+
+    /// Commits a step that makes an inode.
+    fn commit_new(
+        self: &Arc<Core>,
+        mut step: Step<'_>,
+        (ino, node): (Ino, Node),
+        outcome: impl FnOnce(Attr) -> Outcome,
+    ) -> Result<(InodeRef, Attr)> {
         // Other threads see the name as soon as it is there, maybe before the commit has returned. They wait here, and
         // change the inode that this thread still uses.
         let made = self.entry(ino);
@@ -216,12 +268,11 @@ impl Core {
         step.commit(|| outcome(Attr { change: 0, ..attr }))?;
         made.init(&mut made_state, node, false);
         drop(made_state);
-        touch.done(dir);
         self.inodes.fetch_add(1, Ordering::Relaxed);
         Ok((made, attr))
     }
 
-    /// Gives an inode another name.
+    /// Gives an inode another name, or its first.
     pub(crate) fn link(
         self: &Arc<Core>,
         ctx: &Ctx,
@@ -247,7 +298,7 @@ impl Core {
         let mut state = file.write().map_err(missing)?;
         match () {
             () if state.node.is_dir() => return Err(FsError::NotPermitted),
-            () if state.node.nlink == 0 => return Err(FsError::NotFound),
+            () if state.node.nlink == 0 && !state.node.is_nameless => return Err(FsError::NotFound),
             () if is_taken => return Err(FsError::Exists),
             () if state.node.nlink >= LINK_MAX => return Err(FsError::TooManyLinks),
             () => {}
@@ -256,7 +307,11 @@ impl Core {
         self.put_edge(&mut step, parent, name, slot, &Edge::to(ino, &state.node))?;
         let touch = self.touch(&mut step, &dir, &dir_state, None)?;
         let mut node = file.present(&state);
+        if node.nlink == 0 {
+            step.txn.delete(&key::orphan(ino))?;
+        }
         node.nlink += 1;
+        node.is_nameless = false;
         (node.ctime, node.change) = (now, self.next_change());
         step.txn.put(&key::node(ino), &node.encode())?;
         let attr = node.attr(ino);
@@ -332,6 +387,10 @@ impl Core {
             attr: Attr { change: 0, ..attr },
             created,
         };
+        if name == NO_NAME {
+            let (pinned, attr) = self.make_nameless(ctx, step, parent, new, |attr| opened(attr, true))?;
+            return Ok(self.opened(ctx, pinned, attr, new.open, true));
+        }
         // A caller that loses a race against another creator opens the file of the winner.
         self.may_search(ctx, parent)?;
         let mut step = Some(step);

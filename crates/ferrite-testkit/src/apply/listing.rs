@@ -26,7 +26,7 @@ impl Runner<'_> {
         let names = match op {
             Op::Mknod { path, .. } | Op::Mkdir { path, .. } | Op::Symlink { path, .. } => vec![path],
             Op::Unlink { path } | Op::Rmdir { path } => vec![path],
-            Op::Link { to, .. } | Op::CloneTree { to, .. } => vec![to],
+            Op::Link { to, .. } | Op::CloneTree { to, .. } | Op::LinkOpen { to, .. } => vec![to],
             Op::Rename { from, to, .. } => vec![from, to],
             _ => return,
         };

@@ -16,6 +16,8 @@ pub(super) struct Guess {
     pub(super) xattrs: Vec<(Target, u8)>,
     pub(super) open: [bool; SLOTS as usize],
     pub(super) listing: [bool; SLOTS as usize],
+    /// A slot with a file that may get its first name.
+    pub(super) nameless: Option<u8>,
 }
 
 impl Guess {
@@ -107,6 +109,14 @@ impl Guess {
             } if !self.nodes.contains_key(to) => self.rename(from, to),
             Op::Open { path, slot, .. } | Op::Pin { path, slot } => {
                 self.open[*slot as usize] = self.nodes.contains_key(path);
+            }
+            Op::CreateNameless { slot, is_final, .. } => {
+                self.open[*slot as usize] = true;
+                self.nameless = (!is_final).then_some(*slot);
+            }
+            Op::LinkOpen { slot, to } if self.open[*slot as usize] => {
+                self.create(to, FileKind::File);
+                self.nameless = self.nameless.filter(|nameless| nameless != slot);
             }
             Op::Close { slot } => self.open[*slot as usize] = false,
             Op::Setxattr { on, name, .. } => {

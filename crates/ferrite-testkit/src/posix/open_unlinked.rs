@@ -1,6 +1,9 @@
 //! Files and directories without a name that are still open or pinned.
 
-use ferrite_vfs::{FileKind, NewNode, ROOT_INO, SYSTEM, SetAttr, Written};
+use ferrite_vfs::{
+    Cred, Ctx, FileKind, Ino, NO_NAME, NewFile, NewNode, OpenMode, Opened, ROOT_INO, Result, SYSTEM, SetAttr, StatFs,
+    Written,
+};
 
 use super::{Case, Harness};
 use crate::refused;
@@ -31,7 +34,117 @@ pub(super) const CASES: &[Case] = &[
         name: "unlinked/its name can be taken at once",
         run: name_reused,
     },
+    Case {
+        name: "unlinked/a file that never had a name gets one",
+        run: nameless,
+    },
+    Case {
+        name: "unlinked/a file that must not get a name goes",
+        run: final_nameless,
+    },
+    Case {
+        name: "unlinked/where files without a name can be made",
+        run: places_of_nameless,
+    },
 ];
+
+/// Creates a file without a name, and opens it.
+fn create_nameless(h: &Harness<'_>, ctx: &Ctx, dir: Ino, mode: u32, is_final: bool) -> Result<Opened> {
+    let new = NewFile {
+        mode,
+        open: OpenMode {
+            read: true,
+            write: true,
+            ..OpenMode::default()
+        },
+        exclusive: is_final,
+    };
+    h.fs().create(ctx, dir, NO_NAME, &new)
+}
+
+fn nameless(h: &Harness<'_>) {
+    let dir = h.mkdir("d");
+    h.age(dir);
+    let before = h.stat("d");
+    let unnamed = h.fs().unnamed_files();
+    let opened = create_nameless(h, SYSTEM, dir, 0o640, false).expect("create without a name");
+    let (ino, file) = (opened.attr.ino, opened.file);
+    assert!(opened.created);
+    assert_eq!((opened.attr.nlink, opened.attr.mode, opened.attr.size), (0, 0o640, 0));
+    assert_eq!(
+        (h.stat("d"), h.names("d")),
+        (before, vec![]),
+        "the directory stays as it is"
+    );
+    assert_eq!(h.fs().unnamed_files(), unnamed.map(|unnamed| unnamed + 1));
+    let data = pattern(3, 70_000);
+    assert_eq!(file.write_at(SYSTEM, 0, &data), Ok(data.len()));
+    assert_eq!(h.read_at(ino, 0, 100_000), data);
+    refused!(h.fs().link(SYSTEM, ino, dir, NO_NAME), Invalid);
+    h.file("taken");
+    refused!(h.fs().link(SYSTEM, ino, ROOT_INO, b"taken"), Exists);
+    let attr = h.fs().link(SYSTEM, ino, dir, b"f").expect("its first name");
+    assert_eq!((attr.ino, attr.nlink, attr.size), (ino, 1, data.len() as u64));
+    assert_eq!(h.fs().unnamed_files(), unnamed);
+    assert_eq!((h.stat("d/f").ino, h.names("d")), (ino, vec!["f".into()]));
+    h.link("d/f", "second");
+    drop(file);
+    assert_eq!(h.read_at(ino, 0, 100_000), data);
+    // From here on it is a file like any other.
+    let file = h.open(ino);
+    h.unlink("d/f");
+    h.unlink("second");
+    refused!(h.fs().link(SYSTEM, ino, dir, b"f"), NotFound);
+    drop(file);
+    refused!(h.fs().getattr(SYSTEM, ino), Stale | NotFound);
+}
+
+fn final_nameless(h: &Harness<'_>) {
+    h.file("warm");
+    h.unlink("warm");
+    let before = h.fs().statfs(SYSTEM).expect("statfs");
+    let opened = create_nameless(h, SYSTEM, ROOT_INO, 0o600, true).expect("create without a name");
+    assert_eq!(opened.file.write_at(SYSTEM, 0, &pattern(4, 50_000)), Ok(50_000));
+    refused!(h.fs().link(SYSTEM, opened.attr.ino, ROOT_INO, b"f"), NotFound);
+    let other = create_nameless(h, SYSTEM, ROOT_INO, 0o600, false).expect("create without a name");
+    let (first, second) = (opened.attr.ino, other.attr.ino);
+    assert_ne!(first, second);
+    drop((opened, other));
+    for ino in [first, second] {
+        refused!(h.fs().getattr(SYSTEM, ino), Stale | NotFound);
+    }
+    h.fs().sync(SYSTEM).expect("sync");
+    let after = h.fs().statfs(SYSTEM).expect("statfs");
+    let free = |stat: &StatFs| (stat.blocks_free, stat.inodes_free);
+    assert_eq!(free(&after), free(&before), "nothing of them stays");
+}
+
+fn places_of_nameless(h: &Harness<'_>) {
+    let (dir, file) = (h.mkdir("d"), h.file("f"));
+    let refused = |ctx: &Ctx, dir| create_nameless(h, ctx, dir, 0o644, false).err();
+    refused!(refused(SYSTEM, file).map_or(Ok(()), Err), NotDirectory);
+    h.fs().pin(SYSTEM, dir, h.stat("d").generation).expect("pin");
+    let user = Ctx {
+        umask: 0o27,
+        ..Ctx::checked(Cred::new(7, 8))
+    };
+    refused!(refused(&user, dir).map_or(Ok(()), Err), AccessDenied);
+    h.chmod(dir, 0o2777);
+    let gid = h.stat("d").gid;
+    let opened = create_nameless(h, &user, dir, 0o666, false).expect("create without a name");
+    let attr = opened.attr;
+    assert_eq!(
+        (attr.uid, attr.gid, attr.mode),
+        (7, gid, 0o640),
+        "as any file of this directory"
+    );
+    let named = h.fs().link(&user, attr.ino, dir, b"mine").expect("its first name");
+    assert_eq!((named.uid, named.gid, named.mode), (7, gid, 0o640));
+    h.unlink("d/mine");
+    h.rmdir("d");
+    refused!(refused(SYSTEM, dir).map_or(Ok(()), Err), NotFound);
+    h.fs().unpin(SYSTEM, dir, 1);
+}
 
 fn open_file(h: &Harness<'_>) {
     let data = pattern(1, 30_000);

@@ -96,7 +96,7 @@ pub trait FileSystem: Send + Sync {
     /// Creates a symbolic link to `target` (1 to 4095 bytes).
     fn symlink(&self, ctx: &Ctx, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr>;
 
-    /// Gives `ino` another name. `NotPermitted` for a directory, `NotFound` if it has no name left.
+    /// Gives `ino` another name, or its first. `NotPermitted` for a directory, `NotFound` if it has no name left.
     fn link(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr>;
 
     /// Clones `ino`, and everything below it if it is a directory, to a new name: what it held at one moment during the
@@ -156,6 +156,10 @@ pub trait FileSystem: Send + Sync {
     /// Creates a regular file and opens it, or opens the existing one, unless `new.exclusive` is set. In one step: it
     /// opens the file that the name led to. An existing file of another kind is refused as by [`Self::open`]; a
     /// symbolic link is `Loop`.
+    ///
+    /// With [`NO_NAME`](crate::NO_NAME) the file is one of `parent` without a name: it has no links, and goes with its
+    /// last reference unless [`Self::link`] gives it a name, which needs no permission beyond that, once.
+    /// `new.exclusive` forbids that.
     fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened>;
 
     /// The inode that `path` leads to from `start`. Follows links on the way; the last one if `follow`, or if a slash

@@ -22,9 +22,9 @@ use crate::acl;
 use crate::locks::{LockDone, LockOwner, LockRequest, LockTable, LockTicket, RecordLock, Unlock};
 use crate::posix::Access;
 use crate::{
-    Attr, BadArgument, Ctx, DirEntry, Durability, FileKind, FileSystem, FsError, Ino, LINK_MAX, Limits, NewFile,
-    NewNode, OpenFile, OpenMode, Opened, Outcome, PATH_MAX, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, StatFs,
-    Timestamp, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode, posix,
+    Attr, BadArgument, Ctx, DirEntry, Durability, FileKind, FileSystem, FsError, Ino, LINK_MAX, Limits, NO_NAME,
+    NewFile, NewNode, OpenFile, OpenMode, Opened, Outcome, PATH_MAX, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr,
+    StatFs, Timestamp, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode, posix,
 };
 use clone::As;
 use data::{MemFile, PAGE_BYTES};
@@ -239,7 +239,7 @@ impl FileSystem for MemFs {
             let mut state = self.state();
             let now = state.now();
             let node = state.node(ino).map_err(|_| FsError::NotFound)?;
-            let (kind, nlink) = (node.attr.kind, node.attr.nlink);
+            let (kind, nlink, is_nameless) = (node.attr.kind, node.attr.nlink, node.is_nameless);
             let dir = state.live_dir(parent)?;
             let taken = dir.entries.contains_key(name);
             if ctx.check {
@@ -247,7 +247,7 @@ impl FileSystem for MemFs {
             }
             match () {
                 () if kind == FileKind::Directory => return Err(FsError::NotPermitted),
-                () if nlink == 0 => return Err(FsError::NotFound),
+                () if nlink == 0 && !is_nameless => return Err(FsError::NotFound),
                 () if taken => return Err(FsError::Exists),
                 () if nlink >= LINK_MAX => return Err(FsError::TooManyLinks),
                 () => {}
@@ -256,6 +256,7 @@ impl FileSystem for MemFs {
             state.enter(parent, name, ino, now)?;
             let node = state.node(ino)?;
             node.attr.nlink += 1;
+            node.is_nameless = false;
             node.touch(now);
             state.give(ctx, ino)
         })
@@ -432,13 +433,18 @@ impl FileSystem for MemFs {
         self.dedup_open(ctx, new.open, || {
             let mut state = self.state();
             state.live_dir(parent)?;
-            let found = state.find(ctx, parent, name)?;
+            let found = match name {
+                NO_NAME => None,
+                name => state.find(ctx, parent, name)?,
+            };
             let (ino, file, created) = match found {
                 Some(_) if new.exclusive => return Err(FsError::Exists),
                 Some(ino) if state.node(ino)?.attr.kind == FileKind::Symlink => return Err(FsError::Loop),
                 Some(ino) => (ino, self.open_in(&mut state, ctx, ino, new.open)?, false),
                 None => {
-                    let ino = state.make(ctx, parent, name, FileKind::File, new.mode)?.attr.ino;
+                    let node = state.make_in(ctx, parent, name, FileKind::File, new.mode)?;
+                    node.is_nameless = name == NO_NAME && !new.exclusive;
+                    let ino = node.attr.ino;
                     (ino, self.open_in(&mut state, SYSTEM, ino, new.open)?, true)
                 }
             };

@@ -9,7 +9,7 @@ use super::data::{Content, PAGE_BYTES};
 use crate::acl;
 use crate::posix::Guarded;
 use crate::{
-    Attr, BadArgument, Cred, Ctx, DirEntry, FileKind, FsError, Ino, LINK_MAX, ROOT_INO, RenameMode, Result,
+    Attr, BadArgument, Cred, Ctx, DirEntry, FileKind, FsError, Ino, LINK_MAX, NO_NAME, ROOT_INO, RenameMode, Result,
     SNAPSHOTS_NAME, SetAttr, SetTime, Timestamp, posix,
 };
 
@@ -30,6 +30,8 @@ pub(super) struct Node {
     pub(super) holds_snapshots: bool,
     /// A part of a snapshot.
     pub(super) in_snapshot: bool,
+    /// It never had a name, and may get one.
+    pub(super) is_nameless: bool,
 }
 
 /// Where the time comes from.
@@ -82,6 +84,7 @@ impl Node {
             pins: 0,
             holds_snapshots: false,
             in_snapshot: false,
+            is_nameless: false,
         }
     }
 
@@ -271,6 +274,18 @@ impl State {
 
     pub(super) fn make(&mut self, ctx: &Ctx, parent: Ino, name: &[u8], kind: FileKind, mode: u32) -> Result<&mut Node> {
         posix::check_name(name)?;
+        self.make_in(ctx, parent, name, kind, mode)
+    }
+
+    /// A new inode in a directory; with [`NO_NAME`], one without links.
+    pub(super) fn make_in(
+        &mut self,
+        ctx: &Ctx,
+        parent: Ino,
+        name: &[u8],
+        kind: FileKind,
+        mode: u32,
+    ) -> Result<&mut Node> {
         let cred = &ctx.cred;
         let dir = self.live_dir(parent)?;
         let is_dir = kind == FileKind::Directory;
@@ -305,6 +320,11 @@ impl State {
         };
         node.holds_snapshots = holds_snapshots;
         node.xattrs.extend(lists.attributes());
+        if name == NO_NAME {
+            node.attr.nlink = 0;
+            self.nodes.insert(ino, node);
+            return self.node(ino);
+        }
         self.nodes.insert(ino, node);
         self.enter(parent, name, ino, now)?;
         self.node(ino)
