@@ -36,6 +36,7 @@ ALONE = ["recovery_time", "quick", "mount_memory", "rings"]
 # nothing runs twice. `real_programs` takes minutes; `make soak` has it both ways.
 BOTH_WAYS = [
     "mount_basic",
+    "mount_calls",
     "mount_memory",
     "posix_mount",
     "mount_locks",
@@ -43,10 +44,6 @@ BOTH_WAYS = [
     "full_device",
     "habits",
     "handles",
-    "acls",
-    "copies",
-    "mount_snapshots",
-    "mount_quotas",
     "events",
     "coherence",
     "leased_mounts",

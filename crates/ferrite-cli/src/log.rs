@@ -125,10 +125,6 @@ pub(crate) fn leave_stderr() {
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
 }
 
-/// The message of fuser if the request it answers is gone. On a mount with rings each interrupt causes it, as often as
-/// users like; they must not be able to fill the log.
-const NOBODY_WAITS: &[u8] = b"Failed to send FUSE reply: No such file or directory";
-
 /// Makes a writer for each line, which knows its level.
 struct Lines;
 
@@ -184,9 +180,6 @@ impl Log {
 
     /// Writes one line, including its line end, to all destinations. Errors cannot be reported.
     fn write(&mut self, level: Level, line: &[u8]) {
-        if line.windows(NOBODY_WAITS.len()).any(|part| part == NOBODY_WAITS) {
-            return;
-        }
         if level <= Level::WARN {
             self.remember(&plain(line));
         }
@@ -270,10 +263,6 @@ mod tests {
         };
         log.write(Level::ERROR, b"first\n");
         log.write(Level::INFO, b"second\n");
-        log.write(
-            Level::ERROR,
-            b"ERROR log: Failed to send FUSE reply: No such file or directory (os error 2)\n",
-        );
         log.write(Level::WARN, b"third\n");
         assert!(
             log.recent.len() == 2 && log.recent[1].ends_with("Z third"),

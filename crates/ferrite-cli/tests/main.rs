@@ -35,6 +35,7 @@ mod mapped_stores;
 mod messages;
 mod metrics;
 mod mount_basic;
+mod mount_calls;
 mod mount_locks;
 mod mount_options;
 mod mount_quotas;

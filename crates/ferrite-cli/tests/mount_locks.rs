@@ -284,7 +284,6 @@ fn a_signal_ends_the_waiting() {
     with_all(|dir, other| {
         let (mut one, mut two, mut three) = (Locker::with_f(dir), Locker::with_f(other), Locker::with_f(other));
         assert_eq!(one.ask("lock f ex 0 10"), "ok");
-        // fuser refuses the notice of the first signal on a mount; later signals come without one.
         for _ in 0..2 {
             two.tell("lockw f ex 0 1");
             two.waits();

@@ -265,7 +265,7 @@ fn locks_that_wait_leave_the_cpus_others_alone_and_can_be_interrupted() {
     }
     holder.wait().unwrap();
     test.finish();
-    // An interrupt is on its way to a request that fuser does not know.
+    // An interrupt comes another way than the request it is about.
     assert_eq!(std::fs::read_to_string(log.path()).unwrap(), "");
 }
 

@@ -1,6 +1,6 @@
 //! Holding back requests that may change something, without blocking the threads that serve the others.
 //!
-//! Contents: [`FreezeBarrier`]. The bridge asks it before each change; the code that copies the pool closes it.
+//! Contents: [`FreezeBarrier`]. `serve` asks it before each change; the code that copies the pool closes it.
 //!
 //! Invariants:
 //! * Once [`FreezeBarrier::close`] has returned, no change is in progress, and none begins before

@@ -1,9 +1,8 @@
 //! Callers that give up while their request waits for a server.
 //!
-//! Contents: [`waits`], by which an engine learns whether a caller still wants its reply. The kernel would report that
-//! (`FUSE_INTERRUPT`), but fuser 0.18 rejects the notification, and then the kernel sends no more and waits for the
-//! reply whatever happens, even of a process that was killed. So the mount reads the caller's signals from `/proc`,
-//! only while its call waits.
+//! Contents: [`waits`], by which an engine learns whether a caller still wants its reply. The kernel reports that the
+//! caller has a signal (`FUSE_INTERRUPT`), but not which, and the reply may be `EINTR` only for some. So the mount
+//! reads the caller's signals from `/proc`, only while its call waits.
 //!
 //! A wait ends with a signal that ends the process, and with SIGINT, SIGQUIT, SIGTERM and SIGHUP also if the program
 //! handles them. Other signals that a program handles do not end it: timers and profilers send them all the time, and

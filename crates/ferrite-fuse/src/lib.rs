@@ -5,7 +5,10 @@
 //! | `options` | [`FuseOptions`]: options of a mount |
 //! | `mount` | [`mount`], [`Mounted`]: the session and its end |
 //! | `service` | one FUSE request = one call of the engine, whatever the transport |
-//! | `bridge` | the classic transport: fuser's callbacks |
+//! | `session` | what kernel and mount agree on at first |
+//! | `message` | requests decoded, replies encoded |
+//! | `serve` | a request becomes its reply, on either transport |
+//! | `classic` | the classic transport: `/dev/fuse` |
 //! | `ring` | FUSE over io_uring: requests served on the CPU of their caller |
 //! | `caller` | the caller of a request |
 //! | `convert` | attributes and errors, from the engine's to the kernel's |
@@ -24,9 +27,9 @@
 //! Decisions, with reasons:
 //! * Requests run on the thread that read them: waking another costs more than the work. With rings that thread also
 //!   runs on the caller's CPU ([`Rings`]).
-//! * fuser stays below both transports: it mounts, replies to `INIT`, and serves the requests that the kernel does not
-//!   send to rings. Its types for requests and replies cannot be made outside of it, so rings have their own decoder
-//!   and encoder.
+//! * fuser mounts, replies to `INIT`, and notifies the kernel. It serves no requests: fuser 0.18 knows neither `STATX`
+//!   nor `TMPFILE`, rejects `INTERRUPT`, and does not say whether a lock is one of `flock`. Its types for requests and
+//!   replies cannot be made outside of it either, which rings need. So both transports share our decoder and encoder.
 //! * The kernel checks permissions (`default_permissions`); it knows the caller's groups, this crate does not.
 //! * Names, attributes and pages stay cached in the kernel for a day if the engine guarantees that no one else changes
 //!   anything. If its replies must not be trusted at all, nothing is cached, and files are read directly. If it gives
@@ -44,8 +47,8 @@
 #![deny(unsafe_code)]
 
 mod attr_validity;
-mod bridge;
 mod caller;
+mod classic;
 mod convert;
 mod freeze_barrier;
 mod handles;
@@ -53,13 +56,16 @@ mod interrupts;
 mod leased;
 mod lock_order;
 mod locks;
+mod message;
 mod meter;
 mod mount;
 mod notify;
 mod options;
 mod retries;
 mod ring;
+mod serve;
 mod service;
+mod session;
 mod space;
 mod spare;
 

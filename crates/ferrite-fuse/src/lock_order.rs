@@ -16,9 +16,9 @@ ferrite_checks::ranks! {
     LockOwners = 50;
     /// Handles with locks of whole files.
     Flocked = 60;
-    /// Requests for locks that wait, and the thread that watches them.
-    Watch = 70;
-    /// Names that the kernel may validity.
+    /// Requests for locks that wait, and interrupts.
+    Waiting = 70;
+    /// Names that the kernel may keep.
     Names = 80;
     /// Calls that are tried again.
     Retries = 90;

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use ferrite_vfs::latency::Latency;
 
-use crate::ring::opcode::{self, OPCODES};
+use crate::message::opcode::{self, OPCODES};
 
 /// Requests of one kind.
 #[derive(Debug, Clone, PartialEq, Eq)]

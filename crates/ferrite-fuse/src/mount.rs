@@ -16,12 +16,13 @@ use rustix::fs::StatVfsMountFlags;
 use rustix::mount::{MountFlags, UnmountFlags};
 use thiserror::Error;
 
-use crate::bridge::Bridge;
+use crate::classic::Readers;
 use crate::freeze_barrier::FreezeBarrier;
 use crate::meter::Meter;
 use crate::notify::Notifications;
 use crate::options::{FuseOptions, Rings};
 use crate::service::Service;
+use crate::session::Handshake;
 use crate::spare::Spare;
 use crate::{leased, ring};
 
@@ -73,7 +74,9 @@ pub enum FuseError {
 
 /// A mounted file system whose requests are not served yet: [`Mounted::serve`] does that.
 pub struct Mounted {
-    session: Session<Bridge>,
+    session: Session<Handshake>,
+    readers: Readers,
+    threads: usize,
     freeze_barrier: FreezeBarrier,
     meter: Meter,
     way: Way,
@@ -171,10 +174,10 @@ fn mount_in(
         }
         Err(why) => (None, why),
     };
-    let readers = service.spare().map_or(options.readers(), Spare::readers);
-    let config = config(options, readers);
-    let bridge = Bridge::new(service, rings.clone());
-    let (session, dir) = start_session(bridge, device, dir, options, config)?;
+    let threads = service.spare().map_or(options.readers(), Spare::readers);
+    let handshake = Handshake::new(Arc::clone(&service), rings.clone());
+    let (session, dir) = start_session(handshake, device, dir, options)?;
+    let readers = Readers::new(service, session.as_fd().try_clone_to_owned()?, only);
     let way = match &rings {
         None => Way::Classic(why),
         Some(rings) => {
@@ -195,6 +198,8 @@ fn mount_in(
     }
     Ok(Mounted {
         session,
+        readers,
+        threads,
         freeze_barrier,
         meter,
         way,
@@ -211,20 +216,19 @@ fn no_rings(error: io::Error) -> FuseError {
 
 /// Mounts, and begins to answer. Returns the directory if this process has to unmount it.
 fn start_session(
-    bridge: Bridge,
+    handshake: Handshake,
     device: File,
     dir: &Path,
     options: &FuseOptions,
-    config: Config,
-) -> Result<(Session<Bridge>, Option<PathBuf>), FuseError> {
+) -> Result<(Session<Handshake>, Option<PathBuf>), FuseError> {
+    let config = config(options);
     if rustix::process::geteuid().is_root() {
         // Root mounts directly: the helper would leave out the subtype, by which `mount` and `df` recognise a
         // Ferrite mount.
         let dir = std::fs::canonicalize(dir)?;
         let device = OwnedFd::from(device);
         kernel_mount(&device, &dir, options)?;
-        let acl = choose_acl(options.allow_other);
-        match Session::from_fd(bridge, device, acl, config) {
+        match Session::from_fd(handshake, device, config.acl, config) {
             Ok(session) => Ok((session, Some(dir))),
             Err(error) => {
                 let _ = rustix::mount::unmount(&dir, UnmountFlags::DETACH);
@@ -233,7 +237,7 @@ fn start_session(
         }
     } else {
         drop(device);
-        Ok((Session::new(bridge, dir, &config)?, None))
+        Ok((Session::new(handshake, dir, &config)?, None))
     }
 }
 
@@ -299,8 +303,10 @@ fn escaped(source: &str) -> String {
     source.replace('\\', r"\\").replace(',', r"\,")
 }
 
-fn config(options: &FuseOptions, readers: usize) -> Config {
-    let choose = |condition, yes, no| if condition { yes } else { no };
+fn config(options: &FuseOptions) -> Config {
+    fn choose<T>(condition: bool, yes: T, no: T) -> T {
+        if condition { yes } else { no }
+    }
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::DefaultPermissions,
@@ -316,19 +322,8 @@ fn config(options: &FuseOptions, readers: usize) -> Config {
     if options.noexec {
         config.mount_options.push(MountOption::NoExec);
     }
-    config.acl = choose_acl(options.allow_other);
-    config.n_threads = Some(readers);
-    // One queue for all threads: with a cloned descriptor, requests could be stuck behind a sleeping thread.
-    config.clone_fd = false;
+    config.acl = choose(options.allow_other, SessionACL::All, SessionACL::Owner);
     config
-}
-
-fn choose_acl(allow_other: bool) -> SessionACL {
-    if allow_other {
-        SessionACL::All
-    } else {
-        SessionACL::Owner
-    }
 }
 
 /// How often [`Mounted::when_gone`] checks. Each request would also wake a thread that waited for the event.
@@ -387,7 +382,7 @@ impl Mounted {
 
     /// Serves requests until the file system is unmounted, by any means. Blocks.
     pub fn serve(self) -> Result<(), FuseError> {
-        Ok(self.session.run()?)
+        Ok(self.readers.run(self.threads)?)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The engine calls of one request: one call, one value.
 //!
 //! Contents: [`Service`], and its results. It does not know how a request came or how its reply goes: the transports
-//! do, `bridge` (fuser's callbacks) and `ring` (FUSE over io_uring).
+//! do, `classic` (`/dev/fuse`) and `ring` (FUSE over io_uring).
 //!
 //! Invariants: the engine pins every inode whose number a reply gives the kernel, in the call that finds it, and
 //! `forget` drops the pin. So the number stays the file's as long as the kernel knows it, unlinked or not. The root is
@@ -16,7 +16,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ferrite_vfs::locks::LockDone;
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, FileKind, FileSystem, FsError, Ino, NewFile, NewNode, OpenFile, OpenMode, Position,
     ROOT_INO, RenameMode, Result, SNAPSHOTS_NAME, SYSTEM, SetAttr, WriteMode, XattrMode, acl, check_attribute_name,
@@ -30,7 +29,7 @@ use crate::convert::{Refused, open_mode, requested_mode};
 use crate::freeze_barrier::FreezeBarrier;
 use crate::handles::Handles;
 use crate::leased::LeasedEntries;
-use crate::locks::{Locks, Requester, Wire};
+use crate::locks::Locks;
 use crate::meter::Meter;
 use crate::options::FuseOptions;
 use crate::retries::Retries;
@@ -70,7 +69,7 @@ pub(crate) struct Listed<'a> {
     pub(crate) next: u64,
     pub(crate) kind: FileKind,
     pub(crate) name: &'a [u8],
-    /// `None`: the kernel gets only the name, see [`crate::convert::unknown`].
+    /// `None`: the kernel gets only the name.
     pub(crate) attr: Option<Attr>,
     /// Also for the name.
     pub(crate) attr_validity: AttrValidity,
@@ -520,43 +519,6 @@ impl Service {
         Ok(written.len_bytes as u32)
     }
 
-    pub(crate) fn flush(&self, ctx: &Ctx, ino: Ino, fh: u64, owner: u64) -> Response<()> {
-        match &self.locks {
-            Some(locks) => to_response(locks.flush(ctx, ino, fh, owner)),
-            // Nothing to do. After `ENOSYS` the kernel would send no more, and reply itself when the daemon is gone.
-            None => Ok(()),
-        }
-    }
-
-    pub(crate) fn getlk(&self, ctx: &Ctx, ino: Ino, owner: u64, wanted: Wire) -> Response<Wire> {
-        let locks = self.locks.as_ref().ok_or(Errno::ENOLCK)?;
-        to_response(locks.get(ctx, ino, owner, wanted))
-    }
-
-    /// Locks or unlocks. Another thread may call `done` later. Locks change nothing on the medium, so no freeze defers
-    /// them.
-    pub(crate) fn setlk(
-        &self,
-        file: (Ino, u64),
-        owner: u64,
-        wanted: Wire,
-        requester: Requester,
-        done: impl FnOnce(Response<()>) + Send + 'static,
-    ) {
-        let Some(locks) = &self.locks else {
-            return done(Err(Errno::ENOLCK.into()));
-        };
-        let done: LockDone = Box::new(move |outcome| done(to_response(outcome)));
-        locks.set(file, owner, wanted, requester, done);
-    }
-
-    /// Before [`Self::release`]: ends the locks of a handle, which no freeze defers.
-    pub(crate) fn release_locks(&self, ino: Ino, fh: u64) {
-        if let Some(locks) = &self.locks {
-            locks.release(ino, fh);
-        }
-    }
-
     /// The last close frees a file without a name.
     pub(crate) fn release(&self, fh: u64) {
         drop(self.handles.remove(fh));
@@ -683,6 +645,7 @@ impl Service {
 
 mod dirty;
 mod disconnected;
+mod locking;
 mod space;
 
 pub use space::{CLONE_XATTR, clone_request};

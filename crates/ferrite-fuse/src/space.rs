@@ -15,8 +15,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fuser::Errno;
-
 use crate::service::{Response, Service};
 
 /// The longest time that a change is retried while the kernel is about to forget files.
@@ -37,40 +35,6 @@ pub(crate) trait Attempt: Send + 'static {
 /// Whether there was no space, and files without a name may give some back.
 pub(crate) fn is_no_space<T>(made: &Response<T>) -> bool {
     matches!(made, Err(refused) if refused.lacks_space)
-}
-
-/// A change as two closures: one tries, the other replies.
-pub(crate) struct Change<T, M, R> {
-    made: Response<T>,
-    make: M,
-    reply: R,
-}
-
-impl<T, M, R> Change<T, M, R> {
-    /// A change with the result of its first try, if any.
-    pub(crate) fn new(tried: Option<Response<T>>, make: M, reply: R) -> Change<T, M, R> {
-        let made = tried.unwrap_or(Err(Errno::EIO.into()));
-        Change { made, make, reply }
-    }
-}
-
-impl<T, M, R> Attempt for Change<T, M, R>
-where
-    T: Send + 'static,
-    M: Fn(&Service) -> Response<T> + Send + 'static,
-    R: FnOnce(Response<T>) + Send + 'static,
-{
-    fn attempt(&mut self, service: &Service) {
-        self.made = (self.make)(service);
-    }
-
-    fn found_no_space(&self) -> bool {
-        is_no_space(&self.made)
-    }
-
-    fn respond(self) {
-        (self.reply)(self.made);
-    }
 }
 
 /// How long a change may be retried.
@@ -130,9 +94,45 @@ mod tests {
     use ferrite_vfs::memfs::MemFs;
     use ferrite_vfs::{Attr, Ctx, FileSystem, FsError, Ino, Layer, ROOT_INO, Result, SYSTEM, SpaceOf, XattrMode};
 
+    use fuser::Errno;
+
     use super::*;
     use crate::freeze_barrier::FreezeBarrier;
     use crate::options::FuseOptions;
+
+    /// A change as two closures: one tries, the other replies.
+    struct Change<T, M, R> {
+        made: Response<T>,
+        make: M,
+        reply: R,
+    }
+
+    impl<T, M, R> Change<T, M, R> {
+        /// A change with the result of its first try, if any.
+        fn new(tried: Option<Response<T>>, make: M, reply: R) -> Change<T, M, R> {
+            let made = tried.unwrap_or(Err(Errno::EIO.into()));
+            Change { made, make, reply }
+        }
+    }
+
+    impl<T, M, R> Attempt for Change<T, M, R>
+    where
+        T: Send + 'static,
+        M: Fn(&Service) -> Response<T> + Send + 'static,
+        R: FnOnce(Response<T>) + Send + 'static,
+    {
+        fn attempt(&mut self, service: &Service) {
+            self.made = (self.make)(service);
+        }
+
+        fn found_no_space(&self) -> bool {
+            is_no_space(&self.made)
+        }
+
+        fn respond(self) {
+            (self.reply)(self.made);
+        }
+    }
 
     /// Has no space as long as a file without a name is held, and none for attributes; counts the calls.
     struct Full {

@@ -4,9 +4,7 @@
 //! | --- | --- |
 //! | `mod` | [`Rings`]: all queues of a mount, from before the mount until its end |
 //! | `queue` | the thread of one CPU |
-//! | `serve` | a request in an entry becomes its reply |
-//! | `abi`, `reply` | the kernel's layouts: requests decoded, replies encoded |
-//! | `opcode` | the kinds of requests, by number and name |
+//! | `entry_header` | the header of a request in shared memory |
 //! | `uring` | the shared memory and the io_uring |
 //!
 //! The cost of a request on the classic transport is mostly that a thread on another CPU has to wake. The kernel queues
@@ -24,13 +22,10 @@
 //!   stay empty. Entries are added while some are away.
 //! * If the engine may wait for a device or a network, workers call it. That costs two wake-ups, as on the classic
 //!   transport.
-//! * `FORGET` and `INTERRUPT` stay on `/dev/fuse`, so fuser's threads stay, too.
+//! * `FORGET` and `INTERRUPT` stay on `/dev/fuse`, so its readers stay, too.
 
-mod abi;
-pub(crate) mod opcode;
+mod entry_header;
 mod queue;
-mod reply;
-mod serve;
 mod uring;
 
 use std::io;
@@ -45,10 +40,9 @@ use ferrite_vfs::workers::Workers;
 
 use self::queue::{Inbox, Task};
 use crate::lock_order;
+use crate::message::MAX_WRITE_BYTES;
 use crate::service::Service;
 
-/// Largest write request. The engine takes each as one atomic step.
-pub(crate) const MAX_WRITE_BYTES: u32 = 1 << 20;
 /// Memory of an entry for everything but headers. The kernel wants space for the largest write, for as many pages as a
 /// request may have (fuser derives that from the largest write and read-ahead), and for 8 KiB.
 const PAYLOAD_BYTES: usize = MAX_WRITE_BYTES as usize;

@@ -23,10 +23,10 @@ use fuser::Errno;
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
 use super::PAYLOAD_BYTES;
-use super::abi;
-use super::serve::serve;
 use super::uring::{Event, RingEntry, Uring, Wake, ring};
 use crate::lock_order;
+use crate::message::{Exchange, kind};
+use crate::serve::serve;
 use crate::service::Service;
 
 /// Entries of one queue.
@@ -181,16 +181,16 @@ impl Queue<'_> {
     }
 
     fn serve(&self, mut entry: RingEntry) -> Option<RingEntry> {
-        let requested = entry.header().request();
-        if self.task.only.is_some_and(|only| only != requested.uid) && abi::is_users(requested.opcode) {
+        let requested = entry.request();
+        if self.task.only.is_some_and(|only| only != requested.uid) && kind::is_users(requested.opcode) {
             entry.respond(Err(Errno::EACCES.into()));
             return Some(entry);
         }
         let inbox = Arc::clone(&self.inbox);
         let (spare, workers) = (self.task.service.spare(), &self.task.workers);
         // Where all threads wait for a server, requests that need none must not wait for them.
-        let is_at_hand = spare.is_some_and(|spare| abi::is_answered_in_any_case(&requested) && spare.is_full());
-        if spare.is_none() && workers.is_none() || is_at_hand || !abi::asks_engine(requested.opcode) {
+        let is_at_hand = spare.is_some_and(|spare| kind::is_answered_in_any_case(&requested) && spare.is_full());
+        if spare.is_none() && workers.is_none() || is_at_hand || !kind::asks_engine(requested.opcode) {
             return serve(&self.task.service, entry, move |entry| inbox.give(entry));
         }
         let service = Arc::clone(&self.task.service);

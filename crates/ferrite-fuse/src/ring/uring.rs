@@ -17,7 +17,9 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use memmap2::{MmapMut, MmapOptions, UncheckedAdvice};
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::abi::EntryHeader;
+use super::entry_header::EntryHeader;
+use crate::message::abi::InHeader;
+use crate::message::{Exchange, Parts};
 use crate::service::Response;
 
 /// In front of the payload: the header, and the two vectors that describe both to the kernel.
@@ -78,16 +80,26 @@ impl RingEntry {
         // otherwise no code would hold the entry.
         unsafe { &*self.map.as_ptr().cast() }
     }
+}
 
-    /// The header and the payload.
-    pub(crate) fn parts(&mut self) -> (&EntryHeader, &mut [u8]) {
-        let (header, payload) = self.map.split_at_mut(HEADER_BYTES);
-        // SAFETY: as for `header`; the payload does not overlap.
-        (unsafe { &*header.as_ptr().cast() }, payload)
+impl Exchange for RingEntry {
+    fn request(&self) -> InHeader {
+        self.header().request()
     }
 
-    /// Makes it a reply, with `outcome` bytes in the payload.
-    pub(crate) fn respond(&mut self, outcome: Response<usize>) {
+    fn parts(&mut self) -> Parts<'_> {
+        let (header, payload) = self.map.split_at_mut(HEADER_BYTES);
+        // SAFETY: as for `header`; the payload does not overlap.
+        let header: &EntryHeader = unsafe { &*header.as_ptr().cast() };
+        let used = payload.len().min(header.payload_bytes as usize);
+        Parts {
+            op: header.op(),
+            payload,
+            used,
+        }
+    }
+
+    fn respond(&mut self, outcome: Response<usize>) {
         let requested_bytes = self.header().payload_bytes as usize;
         let outcome = outcome
             .map(|len| len.min(self.map.len() - HEADER_BYTES))
@@ -102,6 +114,11 @@ impl RingEntry {
             // SAFETY: private memory without references into it; the dropped content is no longer needed.
             let _ = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, from, len) };
         }
+    }
+
+    /// The kernel needs its reply in the same entry.
+    fn set_aside(self) -> RingEntry {
+        self
     }
 }
 

@@ -4,6 +4,7 @@ use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{Cred, Layer, Limits, Start};
 
 use super::*;
+use crate::locks::Wire;
 
 const OWNER: u32 = 1000;
 const OTHER: u32 = 1001;

@@ -1,56 +1,61 @@
-//! A request in an entry becomes its reply.
+//! A request becomes its reply, whatever transport brought it.
 //!
 //! Contents: [`serve`]: which requests are carried out now, and which later.
 //!
-//! Invariant: each entry gets exactly one reply: it is returned with its reply in it, or it is passed to `later`, also
-//! if the code that owes the reply forgets it or panics. Without a reply its caller would wait forever.
+//! Invariants:
+//! * Each request gets exactly one reply: it is returned with its reply in it, or it is passed to `later`, also if the
+//!   code that owes the reply forgets it or panics. Without a reply its caller would wait forever.
+//! * Each request that may change something has a passage of the freeze barrier while it is carried out.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use ferrite_vfs::Ctx;
+use ferrite_vfs::{Ctx, NO_NAME};
 use fuser::Errno;
 
-use super::abi::{self, Request, decode};
-use super::reply::{Encode, Reply, Written, Xattr};
-use super::uring::RingEntry;
 use crate::caller;
 use crate::locks::Requester;
+use crate::message::abi::{InHeader, Request, decode, forgotten};
+use crate::message::reply::{Encode, Reply, StatX, Written, Xattr};
+use crate::message::{Exchange, Parts, kind};
 use crate::service::{Response, Service};
 use crate::space::{Attempt, RetryTimeout, go_on, is_no_space, when_open};
 
-/// An entry that needs a reply before it is passed on.
-struct Owed<F: FnOnce(RingEntry)>(Option<(RingEntry, F)>);
+/// A request that needs a reply before it is passed on.
+struct Owed<E: Exchange, F: FnOnce(E)>(Option<(E, F)>);
 
-impl<F: FnOnce(RingEntry)> Owed<F> {
-    fn pay(mut self, respond: impl FnOnce(&mut RingEntry)) {
-        if let Some((mut entry, later)) = self.0.take() {
-            respond(&mut entry);
-            later(entry);
+impl<E: Exchange, F: FnOnce(E)> Owed<E, F> {
+    fn of(exchange: E, later: F) -> Owed<E, F> {
+        Owed(Some((exchange.set_aside(), later)))
+    }
+
+    fn pay(mut self, outcome: Response<usize>) {
+        if let Some((mut exchange, later)) = self.0.take() {
+            exchange.respond(outcome);
+            later(exchange);
         }
     }
 }
 
-impl<F: FnOnce(RingEntry)> Drop for Owed<F> {
+impl<E: Exchange, F: FnOnce(E)> Drop for Owed<E, F> {
     fn drop(&mut self) {
-        if let Some((mut entry, later)) = self.0.take() {
-            entry.respond(Err(Errno::EIO.into()));
-            later(entry);
+        if let Some((mut exchange, later)) = self.0.take() {
+            exchange.respond(Err(Errno::EIO.into()));
+            later(exchange);
         }
     }
 }
 
 /// Carries a request out. `None`: it has to wait, for a lock, for space or until the mount is thawed, and `later` gets
 /// it with its reply, perhaps at once, perhaps on another thread.
-pub(crate) fn serve(
+pub(crate) fn serve<E: Exchange>(
     service: &Arc<Service>,
-    mut entry: RingEntry,
-    later: impl FnOnce(RingEntry) + Send + 'static,
-) -> Option<RingEntry> {
-    let requested = entry.header().request();
-    let (header, payload) = entry.parts();
-    let used = payload.len().min(header.payload_bytes as usize);
-    match decode(header, &payload[..used]) {
+    mut exchange: E,
+    later: impl FnOnce(E) + Send + 'static,
+) -> Option<E> {
+    let requested = exchange.request();
+    let Parts { op, payload, used } = exchange.parts();
+    match decode(requested.opcode, op, &payload[..used]) {
         Ok(Request::SetLk {
             fh,
             owner,
@@ -60,58 +65,63 @@ pub(crate) fn serve(
         }) => {
             let requester = Requester {
                 thread: requested.pid,
+                unique: requested.unique,
                 may_wait,
-                is_flock: Some(is_flock),
+                is_flock,
             };
-            let owed = Owed(Some((entry, later)));
+            let owed = Owed::of(exchange, later);
             service.setlk((requested.ino, fh), owner, wanted, requester, move |outcome| {
-                owed.pay(|entry| entry.respond(outcome.map(|()| 0)));
+                owed.pay(outcome.map(|()| 0));
             });
             return None;
         }
         Ok(Request::Release { fh }) => service.release_locks(requested.ino, fh),
         _ => {}
     }
-    if !abi::changes(requested.opcode) {
-        let made = perform_in(service, &mut entry);
-        entry.respond(made);
-        return Some(entry);
+    if !kind::changes(requested.opcode) {
+        let made = perform_in(service, &mut exchange);
+        exchange.respond(made);
+        return Some(exchange);
     }
     let Some(passage) = service.freeze_barrier().pass() else {
-        when_open(Arc::clone(service), Change::of(entry, later), RetryTimeout::default());
+        when_open(
+            Arc::clone(service),
+            Change::of(exchange, later),
+            RetryTimeout::default(),
+        );
         return None;
     };
-    let made = perform_in(service, &mut entry);
+    let made = perform_in(service, &mut exchange);
     drop(passage);
     if is_no_space(&made) {
-        let mut change = Change::of(entry, later);
+        let mut change = Change::of(exchange, later);
         change.made = made;
         go_on(Arc::clone(service), change, RetryTimeout::default());
         return None;
     }
-    entry.respond(made);
-    Some(entry)
+    exchange.respond(made);
+    Some(exchange)
 }
 
 /// A change that could not be made at once.
-struct Change<F: FnOnce(RingEntry)> {
-    owed: Owed<F>,
+struct Change<E: Exchange, F: FnOnce(E)> {
+    owed: Owed<E, F>,
     made: Response<usize>,
 }
 
-impl<F: FnOnce(RingEntry)> Change<F> {
-    fn of(entry: RingEntry, later: F) -> Change<F> {
+impl<E: Exchange, F: FnOnce(E)> Change<E, F> {
+    fn of(exchange: E, later: F) -> Change<E, F> {
         Change {
-            owed: Owed(Some((entry, later))),
+            owed: Owed::of(exchange, later),
             made: Err(Errno::EIO.into()),
         }
     }
 }
 
-impl<F: FnOnce(RingEntry) + Send + 'static> Attempt for Change<F> {
+impl<E: Exchange, F: FnOnce(E) + Send + 'static> Attempt for Change<E, F> {
     fn attempt(&mut self, service: &Service) {
-        if let Some((entry, _)) = &mut self.owed.0 {
-            self.made = perform_in(service, entry);
+        if let Some((exchange, _)) = &mut self.owed.0 {
+            self.made = perform_in(service, exchange);
         }
     }
 
@@ -120,20 +130,17 @@ impl<F: FnOnce(RingEntry) + Send + 'static> Attempt for Change<F> {
     }
 
     fn respond(self) {
-        let made = self.made;
-        self.owed.pay(|entry| entry.respond(made));
+        self.owed.pay(self.made);
     }
 }
 
 /// Carries a request out; its reply is in it then, unless that is an error.
-fn perform_in(service: &Service, entry: &mut RingEntry) -> Response<usize> {
-    let requested = entry.header().request();
-    let (header, payload) = entry.parts();
+fn perform_in<E: Exchange>(service: &Service, exchange: &mut E) -> Response<usize> {
+    let requested = exchange.request();
     let ctx = caller::ctx(requested.pid, requested.uid, requested.gid);
-    let used = payload.len().min(header.payload_bytes as usize);
-    let perform = || perform(service, &ctx, requested.ino, header, (payload, used));
+    let perform = || perform(service, &ctx, &requested, exchange.parts());
     let perform = || service.meter().counted(requested.opcode, perform);
-    // A missing thread would leave its CPU without any. A panic has reported its reason.
+    // A missing thread would leave its requests without any. A panic has reported its reason.
     catch_unwind(AssertUnwindSafe(perform)).unwrap_or(Err(Errno::EIO.into()))
 }
 
@@ -141,18 +148,14 @@ fn reply<T: Encode>(response: Response<T>, payload: &mut [u8]) -> Response<usize
     Ok(response?.encode(payload)?)
 }
 
-/// Carries out a request whose payload is the first `used` bytes, and overwrites it with that of the reply; returns its
-/// length.
-fn perform(
-    service: &Service,
-    ctx: &Ctx,
-    ino: u64,
-    header: &abi::EntryHeader,
-    (payload, used): (&mut [u8], usize),
-) -> Response<usize> {
-    match decode(header, &payload[..used])? {
+/// Carries out a request, and overwrites its payload with that of the reply; returns its length.
+fn perform(service: &Service, ctx: &Ctx, requested: &InHeader, parts: Parts<'_>) -> Response<usize> {
+    let ino = requested.ino;
+    let Parts { op, payload, used } = parts;
+    match decode(requested.opcode, op, &payload[..used])? {
         Request::Lookup(name) => reply(service.lookup(ctx, ino, name), payload),
         Request::GetAttr => reply(service.getattr(ctx, ino), payload),
+        Request::StatX => reply(service.getattr(ctx, ino).map(StatX), payload),
         Request::SetAttr { fh, set } => reply(service.setattr(ctx, ino, fh, &set), payload),
         Request::ReadLink => reply(service.readlink(ctx, ino), payload),
         Request::Symlink { name, target } => reply(service.symlink(ctx, ino, name, target), payload),
@@ -162,6 +165,10 @@ fn perform(
         Request::MkDir { name, bits } => reply(service.mkdir(&bits.masked(ctx), ino, name, bits.mode), payload),
         Request::Create { name, bits, flags } => reply(
             service.create(&bits.masked(ctx), (ino, name), bits.mode, flags),
+            payload,
+        ),
+        Request::TmpFile { bits, flags } => reply(
+            service.create(&bits.masked(ctx), (ino, NO_NAME), bits.mode, flags),
             payload,
         ),
         Request::Unlink(name) => reply(service.unlink(ctx, ino, name), payload),
@@ -206,6 +213,20 @@ fn perform(
         }
         Request::LSeek { fh, offset, whence } => reply(service.lseek(ctx, fh, offset, whence), payload),
         Request::Ioctl => Err(Errno::ENOTTY.into()),
+        note @ (Request::Forget { .. } | Request::BatchForget(_) | Request::Interrupt { .. }) => {
+            take_note(service, ino, &note);
+            Ok(0)
+        }
+    }
+}
+
+/// Requests that need no reply.
+fn take_note(service: &Service, ino: u64, note: &Request<'_>) {
+    match note {
+        Request::Forget { nlookup } => service.forget(ino, *nlookup),
+        Request::BatchForget(list) => forgotten(list).for_each(|(ino, nlookup)| service.forget(ino, nlookup)),
+        Request::Interrupt { unique } => service.interrupt(*unique),
+        _ => {}
     }
 }
 

@@ -1,4 +1,4 @@
-//! FUSE requests as laid out in a ring's memory.
+//! FUSE requests as the kernel lays them out.
 //!
 //! Contents: the layouts of the kernel's `linux/fuse.h` (protocol 7.42) that requests have, [`Request`] and [`decode`].
 //! This module carries out no request, and [`super::reply`] writes replies.
@@ -6,19 +6,19 @@
 //! Invariant: no content of a message makes this panic; an invalid message is `EIO`, an unknown opcode `ENOSYS`, after
 //! which the kernel does without it.
 //!
-//! An entry has three parts: the request's header, which the reply's replaces; the opcode's own header, 128 bytes of
-//! which it uses as many as it needs; and the payload, which has everything else. In a reply everything but its header
-//! is payload.
+//! A request has three parts: a header that all have; a header of its opcode ([`super::kind::op_bytes`]); and the
+//! payload, which has everything else. On `/dev/fuse` they follow each other. In the memory of a ring each has its
+//! place, and the second takes 128 bytes, of which it uses as many as it needs.
 
 use ferrite_vfs::{Ctx, SetAttr, SetTime, Timestamp};
 use fuser::{Errno, WriteFlags};
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::opcode;
 use crate::locks::Wire;
 
-/// Bytes of the opcode's own header.
-const OP_BYTES: usize = 128;
+/// Bytes of the largest header of an opcode, in the memory of a ring.
+pub(crate) const OP_BYTES: usize = 128;
 
 /// `struct fuse_in_header`.
 #[repr(C)]
@@ -34,52 +34,24 @@ pub(crate) struct InHeader {
     pub(crate) padding: u32,
 }
 
-/// `struct fuse_uring_req_header`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub(crate) struct EntryHeader {
-    /// [`InHeader`], or [`OutHeader`] in a reply.
-    in_out: [u8; 128],
-    op: [u8; OP_BYTES],
-    flags: u64,
-    /// Identifies the request in its reply.
-    pub(crate) commit_id: u64,
-    /// Bytes of the payload that are used.
-    pub(crate) payload_bytes: u32,
-    padding: u32,
-    reserved: u64,
-}
-
-impl EntryHeader {
-    /// The request's header.
-    pub(crate) fn request(&self) -> InHeader {
-        // The buffer is large enough: the error cannot occur.
-        InHeader::read_from_prefix(&self.in_out).map_or_else(|_| InHeader::new_zeroed(), |(header, _)| header)
-    }
-
-    /// Makes it the header of a reply with `outcome` bytes of payload.
-    pub(crate) fn respond(&mut self, unique: u64, outcome: Result<usize, Errno>) {
-        let (payload_bytes, error) = match outcome {
-            Ok(len) => (len as u32, 0),
-            Err(errno) => (0, -errno.code()),
-        };
-        let header = OutHeader {
-            len_bytes: size_of::<OutHeader>() as u32 + payload_bytes,
-            error,
-            unique,
-        };
-        self.in_out[..size_of::<OutHeader>()].copy_from_slice(header.as_bytes());
-        self.payload_bytes = payload_bytes;
-    }
-}
-
 /// `struct fuse_out_header`.
 #[repr(C)]
-#[derive(IntoBytes, Immutable)]
-struct OutHeader {
+#[derive(Debug, Clone, Copy, IntoBytes, Immutable)]
+pub(crate) struct OutHeader {
     len_bytes: u32,
     error: i32,
     unique: u64,
+}
+
+impl OutHeader {
+    /// The header of a reply with `outcome` bytes of payload.
+    pub(crate) fn new(unique: u64, outcome: Result<usize, Errno>) -> OutHeader {
+        OutHeader {
+            len_bytes: (size_of::<OutHeader>() + outcome.unwrap_or(0)) as u32,
+            error: outcome.err().map_or(0, |errno| -errno.code()),
+            unique,
+        }
+    }
 }
 
 /// The mode that a caller asks for, and the bits that its umask takes.
@@ -220,6 +192,34 @@ pub(crate) enum Request<'a> {
     },
     /// No ioctl exists.
     Ioctl,
+    /// A file without a name.
+    TmpFile {
+        bits: NewBits,
+        flags: i32,
+    },
+    /// Attributes, with the time of birth.
+    StatX,
+    /// The kernel gives up so many references to an inode.
+    Forget {
+        nlookup: u64,
+    },
+    /// And to several: [`forgotten`] takes them apart.
+    BatchForget(&'a [u8]),
+    /// A caller has a signal while it waits for the reply to another request.
+    Interrupt {
+        /// The other request.
+        unique: u64,
+    },
+}
+
+/// The references that a [`Request::BatchForget`] gives up: `struct fuse_forget_one`, an inode and a number.
+pub(crate) fn forgotten(list: &[u8]) -> impl Iterator<Item = (u64, u64)> {
+    let pairs = list.chunks_exact(size_of::<[u64; 2]>());
+    pairs.filter_map(|pair| {
+        <[u64; 2]>::read_from_bytes(pair)
+            .ok()
+            .map(|[ino, nlookup]| (ino, nlookup))
+    })
 }
 
 /// Bits of `fuse_setattr_in.valid`.
@@ -263,10 +263,10 @@ struct SetAttrIn {
 /// `struct fuse_read_in`, `struct fuse_write_in`.
 #[repr(C)]
 #[derive(FromBytes)]
-struct ReadWriteIn {
+pub(super) struct ReadWriteIn {
     fh: u64,
     offset: u64,
-    len_bytes: u32,
+    pub(super) len_bytes: u32,
     how: u32,
     _lock_owner: u64,
     flags: i32,
@@ -308,11 +308,10 @@ struct LSeekIn {
     _padding: u32,
 }
 
-fn op<T: FromBytes>(header: &EntryHeader) -> Result<T, Errno> {
+/// The beginning of the opcode's header.
+pub(super) fn read<T: FromBytes>(op: &[u8]) -> Result<T, Errno> {
     const { assert!(size_of::<T>() <= OP_BYTES) };
-    T::read_from_prefix(&header.op)
-        .map(|(value, _)| value)
-        .map_err(|_| Errno::EIO)
+    T::read_from_prefix(op).map(|(value, _)| value).map_err(|_| Errno::EIO)
 }
 
 /// A name up to its zero byte, and the rest.
@@ -323,13 +322,22 @@ fn name(payload: &[u8]) -> Result<(&[u8], &[u8]), Errno> {
 }
 
 /// `struct fuse_copy_file_range_in`, whose flags the kernel refuses.
-fn copy_file_range(header: &EntryHeader) -> Result<Request<'static>, Errno> {
-    let [source, source_offset, _, file, file_offset, length, _] = op::<[u64; 7]>(header)?;
+fn copy_file_range(op: &[u8]) -> Result<Request<'static>, Errno> {
+    let [source, source_offset, _, file, file_offset, length, _] = read::<[u64; 7]>(op)?;
     Ok(Request::CopyFileRange {
         from: (source, offset(source_offset)?),
         to: (file, offset(file_offset)?),
         length,
     })
+}
+
+/// `struct fuse_ioctl_in`, as far as needed.
+fn ioctl(op: &[u8]) -> Result<Request<'static>, Errno> {
+    let [_, _, flags] = read::<[u32; 3]>(op)?;
+    match flags & IOCTL_UNRESTRICTED {
+        0 => Ok(Request::Ioctl),
+        _ => Err(Errno::ENOSYS),
+    }
 }
 
 /// An offset in a file, which is signed for callers.
@@ -355,69 +363,45 @@ fn set_attr(it: &SetAttrIn) -> SetAttr {
     }
 }
 
-/// Whether a request may change something, so that a freeze holds it back.
-pub(crate) fn changes(opcode: u32) -> bool {
+/// Decodes a request with this header of its opcode, whose payload is all of `payload`.
+pub(crate) fn decode<'a>(opcode: u32, op: &[u8], payload: &'a [u8]) -> Result<Request<'a>, Errno> {
     use opcode::*;
-    matches!(
-        opcode,
-        SETATTR
-            | SYMLINK
-            | MKNOD
-            | MKDIR
-            | UNLINK
-            | RMDIR
-            | RENAME
-            | LINK
-            | WRITE
-            | RELEASE
-            | SETXATTR
-            | REMOVEXATTR
-            | CREATE
-            | FALLOCATE
-            | COPY_FILE_RANGE
-            | RENAME2
-    )
-}
-
-/// Whether only the owner of a private mount may request it. The kernel also sends the others on its own.
-pub(crate) fn is_users(opcode: u32) -> bool {
-    use opcode::*;
-    !matches!(
-        opcode,
-        READ | READDIR | READDIRPLUS | WRITE | FSYNC | FSYNCDIR | RELEASE | RELEASEDIR
-    )
-}
-
-/// Whether it calls the engine, which may take time.
-pub(crate) fn asks_engine(opcode: u32) -> bool {
-    !matches!(opcode, opcode::OPENDIR | opcode::RELEASEDIR | opcode::IOCTL)
-}
-
-/// Whether it gets a reply even while the engine gives none.
-pub(crate) fn is_answered_in_any_case(requested: &InHeader) -> bool {
-    requested.opcode == opcode::STATFS || requested.opcode == opcode::GETATTR && requested.ino == ferrite_vfs::ROOT_INO
-}
-
-/// Decodes a request, whose payload is all of `payload`.
-pub(crate) fn decode<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request<'a>, Errno> {
-    use opcode::*;
-    match header.request().opcode {
+    match opcode {
         LOOKUP | SYMLINK | MKNOD | MKDIR | UNLINK | RMDIR | RENAME | RENAME2 | LINK | CREATE => {
-            decode_of_name(header, payload)
+            decode_of_name(opcode, op, payload)
         }
-        GETATTR | SETATTR | READLINK | SETXATTR | GETXATTR | LISTXATTR | REMOVEXATTR => {
-            decode_of_attributes(header, payload)
+        GETATTR | SETATTR | READLINK | SETXATTR | GETXATTR | LISTXATTR | REMOVEXATTR | STATX => {
+            decode_of_attributes(opcode, op, payload)
         }
-        GETLK | SETLK | SETLKW => decode_lock(header),
-        OPENDIR | READDIR | READDIRPLUS | RELEASEDIR | FSYNCDIR => decode_of_directory(header),
-        _ => decode_of_file(header, payload),
+        GETLK | SETLK | SETLKW => decode_lock(opcode, op),
+        OPENDIR | READDIR | READDIRPLUS | RELEASEDIR | FSYNCDIR => decode_of_directory(opcode, op),
+        FORGET | BATCH_FORGET | INTERRUPT => decode_note(opcode, op, payload),
+        _ => decode_of_file(opcode, op, payload),
     }
 }
 
+/// Requests without a reply.
+fn decode_note<'a>(opcode: u32, op: &[u8], payload: &'a [u8]) -> Result<Request<'a>, Errno> {
+    Ok(match opcode {
+        opcode::FORGET => {
+            let [nlookup] = read::<[u64; 1]>(op)?;
+            Request::Forget { nlookup }
+        }
+        opcode::BATCH_FORGET => {
+            let [count, _] = read::<[u32; 2]>(op)?;
+            let len_bytes = (count as usize).saturating_mul(size_of::<[u64; 2]>());
+            Request::BatchForget(payload.get(..len_bytes).ok_or(Errno::EIO)?)
+        }
+        _ => {
+            let [unique] = read::<[u64; 1]>(op)?;
+            Request::Interrupt { unique }
+        }
+    })
+}
+
 /// Requests that name an entry of a directory.
-fn decode_of_name<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request<'a>, Errno> {
+fn decode_of_name<'a>(opcode: u32, op: &[u8], payload: &'a [u8]) -> Result<Request<'a>, Errno> {
     use opcode::*;
-    let opcode = header.request().opcode;
     let (first, rest) = name(payload)?;
     Ok(match opcode {
         LOOKUP => Request::Lookup(first),
@@ -426,7 +410,7 @@ fn decode_of_name<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request
             Request::Symlink { name: first, target }
         }
         MKNOD => {
-            let [mode, rdev, umask, _] = op::<[u32; 4]>(header)?;
+            let [mode, rdev, umask, _] = read::<[u32; 4]>(op)?;
             Request::MkNod {
                 name: first,
                 bits: NewBits { mode, umask },
@@ -434,7 +418,7 @@ fn decode_of_name<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request
             }
         }
         MKDIR => {
-            let [mode, umask] = op::<[u32; 2]>(header)?;
+            let [mode, umask] = read::<[u32; 2]>(op)?;
             Request::MkDir {
                 name: first,
                 bits: NewBits { mode, umask },
@@ -443,9 +427,12 @@ fn decode_of_name<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request
         UNLINK => Request::Unlink(first),
         RMDIR => Request::RmDir(first),
         RENAME | RENAME2 => {
-            let [to, flags] = op::<[u64; 2]>(header)?;
-            // The bytes at that place in a `RENAME` belong to another field.
-            let flags = if opcode == RENAME2 { flags as u32 } else { 0 };
+            let [to] = read::<[u64; 1]>(op)?;
+            // A `RENAME` has none: in a ring, other bytes are in that place.
+            let flags = match opcode {
+                RENAME2 => read::<[u64; 2]>(op)?[1] as u32,
+                _ => 0,
+            };
             let (new, _) = name(rest)?;
             Request::Rename {
                 name: first,
@@ -455,11 +442,11 @@ fn decode_of_name<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request
             }
         }
         LINK => {
-            let [ino] = op::<[u64; 1]>(header)?;
+            let [ino] = read::<[u64; 1]>(op)?;
             Request::Link { ino, name: first }
         }
         CREATE => {
-            let [flags, mode, umask, _] = op::<[u32; 4]>(header)?;
+            let [flags, mode, umask, _] = read::<[u32; 4]>(op)?;
             let flags = flags as i32;
             Request::Create {
                 name: first,
@@ -472,30 +459,31 @@ fn decode_of_name<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request
 }
 
 /// Requests for attributes, extended ones included, and for the target of a link.
-fn decode_of_attributes<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request<'a>, Errno> {
+fn decode_of_attributes<'a>(opcode: u32, op: &[u8], payload: &'a [u8]) -> Result<Request<'a>, Errno> {
     use opcode::*;
-    Ok(match header.request().opcode {
+    Ok(match opcode {
         GETATTR => Request::GetAttr,
+        STATX => Request::StatX,
         SETATTR => {
-            let it = op::<SetAttrIn>(header)?;
+            let it = read::<SetAttrIn>(op)?;
             let fh = (it.valid & valid::FH != 0).then_some(it.fh);
             Request::SetAttr { fh, set: set_attr(&it) }
         }
         READLINK => Request::ReadLink,
         SETXATTR => {
-            let [len_bytes, flags] = op::<[u32; 2]>(header)?;
+            let [len_bytes, flags] = read::<[u32; 2]>(op)?;
             let (name, rest) = name(payload)?;
             let value = rest.get(..len_bytes as usize).ok_or(Errno::EIO)?;
             let flags = flags as i32;
             Request::SetXattr { name, value, flags }
         }
         GETXATTR => {
-            let [len_bytes] = op::<[u32; 1]>(header)?;
+            let [len_bytes] = read::<[u32; 1]>(op)?;
             let (name, _) = name(payload)?;
             Request::GetXattr { name, len_bytes }
         }
         LISTXATTR => {
-            let [len_bytes] = op::<[u32; 1]>(header)?;
+            let [len_bytes] = read::<[u32; 1]>(op)?;
             Request::ListXattr { len_bytes }
         }
         REMOVEXATTR => Request::RemoveXattr(name(payload)?.0),
@@ -503,9 +491,9 @@ fn decode_of_attributes<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<R
     })
 }
 
-fn decode_lock(header: &EntryHeader) -> Result<Request<'static>, Errno> {
+fn decode_lock(opcode: u32, op: &[u8]) -> Result<Request<'static>, Errno> {
     use opcode::*;
-    let it = op::<LkIn>(header)?;
+    let it = read::<LkIn>(op)?;
     let wanted = Wire {
         start: it.start,
         last: it.last,
@@ -513,7 +501,7 @@ fn decode_lock(header: &EntryHeader) -> Result<Request<'static>, Errno> {
         pid: it.pid,
     };
     let (fh, owner) = (it.fh, it.owner);
-    Ok(match header.request().opcode {
+    Ok(match opcode {
         GETLK => Request::GetLk { owner, wanted },
         opcode => Request::SetLk {
             fh,
@@ -525,12 +513,12 @@ fn decode_lock(header: &EntryHeader) -> Result<Request<'static>, Errno> {
     })
 }
 
-fn decode_of_directory(header: &EntryHeader) -> Result<Request<'static>, Errno> {
+fn decode_of_directory(opcode: u32, op: &[u8]) -> Result<Request<'static>, Errno> {
     use opcode::*;
-    Ok(match header.request().opcode {
+    Ok(match opcode {
         OPENDIR => Request::OpenDir,
         opcode @ (READDIR | READDIRPLUS) => {
-            let it = op::<ReadWriteIn>(header)?;
+            let it = read::<ReadWriteIn>(op)?;
             let (offset, len_bytes) = (it.offset, it.len_bytes as usize);
             match opcode {
                 READDIR => Request::ReadDir { offset, len_bytes },
@@ -544,15 +532,15 @@ fn decode_of_directory(header: &EntryHeader) -> Result<Request<'static>, Errno> 
 }
 
 /// Requests of open files, and of the file system as a whole.
-fn decode_of_file<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request<'a>, Errno> {
+fn decode_of_file<'a>(opcode: u32, op: &[u8], payload: &'a [u8]) -> Result<Request<'a>, Errno> {
     use opcode::*;
-    Ok(match header.request().opcode {
+    Ok(match opcode {
         OPEN => {
-            let [flags] = op::<[i32; 1]>(header)?;
+            let [flags] = read::<[i32; 1]>(op)?;
             Request::Open { flags }
         }
         READ => {
-            let it = op::<ReadWriteIn>(header)?;
+            let it = read::<ReadWriteIn>(op)?;
             Request::Read {
                 fh: it.fh,
                 offset: offset(it.offset)?,
@@ -560,7 +548,7 @@ fn decode_of_file<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request
             }
         }
         WRITE => {
-            let it = op::<ReadWriteIn>(header)?;
+            let it = read::<ReadWriteIn>(op)?;
             Request::Write {
                 at: (it.fh, offset(it.offset)?),
                 how: WriteFlags::from_bits_retain(it.how),
@@ -570,41 +558,43 @@ fn decode_of_file<'a>(header: &EntryHeader, payload: &'a [u8]) -> Result<Request
         }
         STATFS => Request::StatFs,
         RELEASE => {
-            let [fh] = op::<[u64; 1]>(header)?;
+            let [fh] = read::<[u64; 1]>(op)?;
             Request::Release { fh }
         }
         FSYNC => {
-            let [fh] = op::<[u64; 1]>(header)?;
+            let [fh] = read::<[u64; 1]>(op)?;
             Request::FSync { fh }
         }
         FLUSH => {
-            let [fh, _, owner] = op::<[u64; 3]>(header)?;
+            let [fh, _, owner] = read::<[u64; 3]>(op)?;
             Request::Flush { fh, owner }
         }
         FALLOCATE => {
-            let it = op::<FallocateIn>(header)?;
+            let it = read::<FallocateIn>(op)?;
             Request::Fallocate {
                 at: (it.fh, offset(it.offset)?),
                 length: offset(it.length)?,
                 mode: it.mode,
             }
         }
-        COPY_FILE_RANGE => copy_file_range(header)?,
+        COPY_FILE_RANGE => copy_file_range(op)?,
         LSEEK => {
-            let it = op::<LSeekIn>(header)?;
+            let it = read::<LSeekIn>(op)?;
             Request::LSeek {
                 fh: it.fh,
                 offset: it.offset,
                 whence: it.whence,
             }
         }
-        IOCTL => {
-            let [_, _, flags] = op::<[u32; 3]>(header)?;
-            match flags & IOCTL_UNRESTRICTED {
-                0 => Request::Ioctl,
-                _ => return Err(Errno::ENOSYS),
+        TMPFILE => {
+            let [flags, mode, umask, _] = read::<[u32; 4]>(op)?;
+            let flags = flags as i32;
+            Request::TmpFile {
+                bits: NewBits { mode, umask },
+                flags,
             }
         }
+        IOCTL => ioctl(op)?,
         _ => return Err(Errno::ENOSYS),
     })
 }

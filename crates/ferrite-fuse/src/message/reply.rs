@@ -1,4 +1,4 @@
-//! Replies, as the kernel reads them from an entry's payload.
+//! Replies, as the kernel reads them from a message's payload.
 //!
 //! Contents: the layouts of `linux/fuse.h` for replies, [`Encode`] for the service's results, and [`Reply`] for
 //! listings, which end when the space does.
@@ -15,6 +15,11 @@ use crate::attr_validity::AttrValidity;
 use crate::convert::BLOCK_BYTES;
 use crate::locks::Wire;
 use crate::service::{Entry, Known, Listed, Opened};
+
+/// The size that a listing returns for a name whose inode cannot be read. No file is this long: the kernel returns the
+/// name, makes no inode of the rest (Linux 5.5; before, it does, but asks again at the next use), and at once forgets
+/// the number, which was never pinned. That does no harm: an unreadable inode is not freed either.
+const UNKNOWN_SIZE: u64 = u64::MAX;
 
 /// `struct fuse_attr`.
 #[repr(C)]
@@ -55,7 +60,8 @@ impl AttrOut {
         }
     }
 
-    /// See [`crate::convert::unknown`] and [`crate::convert::absent`].
+    /// Of what has no attributes: a name that does not exist, with number 0, which the kernel then caches; and a name
+    /// in a listing whose inode cannot be read ([`UNKNOWN_SIZE`]).
     fn without(ino: u64, kind: FileKind, size: u64) -> AttrOut {
         AttrOut {
             ino,
@@ -222,7 +228,7 @@ impl Reply<'_> {
     pub(crate) fn dirent_plus(&mut self, it: &Listed<'_>) -> bool {
         let attr = match &it.attr {
             Some(attr) => AttrOut::of(attr),
-            None => AttrOut::without(it.ino, it.kind, u64::MAX),
+            None => AttrOut::without(it.ino, it.kind, UNKNOWN_SIZE),
         };
         let generation = it.attr.map_or(0, |attr| attr.generation);
         let dirent = DirentOut {
@@ -278,6 +284,88 @@ impl Encode for Known {
             ttl_nanos: ttl.subsec_nanos(),
             dummy: 0,
             attr: AttrOut::of(&self.attr),
+        };
+        write(&out, payload)
+    }
+}
+
+/// `struct fuse_sx_time`.
+#[repr(C)]
+#[derive(IntoBytes, Immutable)]
+struct TimeOut {
+    seconds: i64,
+    nanos: u32,
+    reserved: i32,
+}
+
+impl TimeOut {
+    fn of(time: Timestamp) -> TimeOut {
+        TimeOut {
+            seconds: time.seconds(),
+            nanos: time.nanoseconds(),
+            reserved: 0,
+        }
+    }
+}
+
+/// `struct fuse_statx_out`. The kernel (Linux 6.6 to 6.18) takes the attributes and the time of birth from it; it
+/// ignores its attribute flags.
+#[repr(C)]
+#[derive(IntoBytes, Immutable)]
+struct StatXOut {
+    ttl: u64,
+    ttl_nanos: u32,
+    flags: u32,
+    spare: [u64; 2],
+    mask: u32,
+    block_bytes: u32,
+    attributes: u64,
+    nlink: u32,
+    uid: u32,
+    gid: u32,
+    mode: u16,
+    spare0: u16,
+    ino: u64,
+    size: u64,
+    blocks: u64,
+    attributes_mask: u64,
+    /// Of access, birth, change of the inode, and change of the content.
+    times: [TimeOut; 4],
+    rdev_major: u32,
+    rdev_minor: u32,
+    dev: [u32; 2],
+    spare2: [u64; 14],
+}
+
+/// Attributes with the time of birth.
+pub(crate) struct StatX(pub(crate) Known);
+
+impl Encode for StatX {
+    fn encode(self, payload: &mut [u8]) -> Result<usize, Errno> {
+        let Known { attr, attr_validity } = self.0;
+        let (ttl, mode) = (attr_validity.duration(), kind_bits(attr.kind) | (attr.mode & 0o7777));
+        let out = StatXOut {
+            ttl: ttl.as_secs(),
+            ttl_nanos: ttl.subsec_nanos(),
+            flags: 0,
+            spare: [0; 2],
+            mask: libc::STATX_BASIC_STATS | libc::STATX_BTIME,
+            block_bytes: BLOCK_BYTES,
+            attributes: 0,
+            nlink: attr.nlink,
+            uid: attr.uid,
+            gid: attr.gid,
+            mode: mode as u16,
+            spare0: 0,
+            ino: attr.ino,
+            size: attr.size,
+            blocks: attr.blocks,
+            attributes_mask: 0,
+            times: [attr.atime, attr.btime, attr.ctime, attr.mtime].map(TimeOut::of),
+            rdev_major: attr.rdev >> 8 & 0xfff,
+            rdev_minor: attr.rdev & 0xff | attr.rdev >> 12 & 0xfff00,
+            dev: [0; 2],
+            spare2: [0; 14],
         };
         write(&out, payload)
     }

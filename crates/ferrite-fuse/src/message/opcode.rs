@@ -49,10 +49,14 @@ opcodes! {
     SETLK = 32, "setlk";
     SETLKW = 33, "setlkw";
     CREATE = 35, "create";
+    INTERRUPT = 36, "interrupt";
     IOCTL = 39, "ioctl";
+    BATCH_FORGET = 42, "batch_forget";
     FALLOCATE = 43, "fallocate";
     READDIRPLUS = 44, "readdirplus";
     RENAME2 = 45, "rename2";
     LSEEK = 46, "lseek";
     COPY_FILE_RANGE = 47, "copy_file_range";
+    TMPFILE = 51, "tmpfile";
+    STATX = 52, "statx";
 }
