@@ -16,10 +16,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fuser::Errno;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use crate::busy_poll::{BusyPoll, Pace};
 use crate::message::abi::{InHeader, OutHeader};
-use crate::message::{Exchange, MAX_WRITE_BYTES, Parts, kind};
+use crate::message::{Exchange, MAX_WRITE_BYTES, Parts, kind, opcode};
 use crate::serve::serve;
 use crate::service::{Response, Service};
 use crate::spare::{Busy, Spare};
@@ -64,6 +66,13 @@ impl Message {
             touched_bytes: 0,
             outcome: Err(Errno::EIO),
         }
+    }
+
+    /// Whether a request is there.
+    fn is_pending(&self) -> bool {
+        let mut polled = [PollFd::new(&*self.device, PollFlags::IN)];
+        // Also at the end of the mount, which the read then reports.
+        !matches!(poll(&mut polled, Some(&Timespec::default())), Ok(0))
     }
 
     /// Waits for a request.
@@ -148,12 +157,19 @@ pub(crate) struct Readers {
     device: Arc<OwnedFd>,
     /// The only user allowed to send requests, if restricted.
     only: Option<u32>,
+    polling: Arc<BusyPoll>,
 }
 
 impl Readers {
-    pub(crate) fn new(service: Arc<Service>, device: OwnedFd, only: Option<u32>) -> Readers {
-        let device = Arc::new(device);
-        Readers { service, device, only }
+    /// For a mount that has rings as well, or not.
+    pub(crate) fn new(service: Arc<Service>, device: OwnedFd, only: Option<u32>, has_rings: bool) -> Readers {
+        let polling = BusyPoll::new(!has_rings && !service.may_block());
+        Readers {
+            service,
+            device: Arc::new(device),
+            only,
+            polling: Arc::new(polling),
+        }
     }
 
     /// Serves requests on `count` threads, until the kernel has ended the connection and all are answered.
@@ -178,8 +194,16 @@ impl Readers {
 
     /// A thread: reads requests, and serves them.
     fn read(&self) -> io::Result<()> {
+        let mut pace = Pace::default();
+        let ended = self.read_all(&mut pace);
+        self.polling.stop(&mut pace);
+        ended
+    }
+
+    fn read_all(&self, pace: &mut Pace) -> io::Result<()> {
         let mut message = Message::new(&self.device, MESSAGE_BYTES);
         loop {
+            self.polling.wait(pace, || message.is_pending());
             if let Err(error) = message.receive() {
                 match error.raw_os_error().unwrap_or_default() {
                     libc::ENODEV | libc::ECONNABORTED => return Ok(()),
@@ -197,10 +221,22 @@ impl Readers {
                 _ if !message.is_whole() => continue,
                 _ => {}
             }
+            if self.may_take_long(&mut message) {
+                self.polling.stop(pace);
+            }
             message = self
                 .take(message)
                 .unwrap_or_else(|| Message::new(&self.device, MESSAGE_BYTES));
         }
+    }
+
+    /// Whether serving a request may take longer than waking another thread.
+    fn may_take_long(&self, message: &mut Message) -> bool {
+        let InHeader { opcode, ino, .. } = message.request();
+        let Parts { op, used, .. } = message.parts();
+        let is_large = used + kind::reply_bytes_max(opcode, op) > LITTLE_BYTES;
+        let is_snapshot = || matches!(opcode, opcode::MKDIR | opcode::RMDIR) && self.service.takes_snapshots(ino);
+        is_large || kind::may_take_long(opcode) || is_snapshot()
     }
 
     /// Serves a request; `None` if it has to wait, and took the memory along.

@@ -9,6 +9,8 @@
 //! | `message` | requests decoded, replies encoded |
 //! | `serve` | a request becomes its reply, on either transport |
 //! | `classic` | the classic transport: `/dev/fuse` |
+//! | `busy_poll` | readers that look for a request before they sleep |
+//! | `load` | how busy the machine is |
 //! | `ring` | FUSE over io_uring: requests served on the CPU of their caller |
 //! | `caller` | the caller of a request |
 //! | `convert` | attributes and errors, from the engine's to the kernel's |
@@ -47,6 +49,7 @@
 #![deny(unsafe_code)]
 
 mod attr_validity;
+mod busy_poll;
 mod caller;
 mod classic;
 mod convert;
@@ -54,6 +57,7 @@ mod freeze_barrier;
 mod handles;
 mod interrupts;
 mod leased;
+mod load;
 mod lock_order;
 mod locks;
 mod message;

@@ -364,6 +364,11 @@ impl Service {
         self.entry(self.fs.mkdir(ctx, parent, name, mode & 0o7777))
     }
 
+    /// Whether making or removing a directory in this one is a matter of a whole tree.
+    pub(crate) fn takes_snapshots(&self, dir: Ino) -> bool {
+        self.fs.takes_snapshots(dir)
+    }
+
     pub(crate) fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Response<()> {
         self.note_removal();
         to_response(self.fs.unlink(ctx, parent, name))

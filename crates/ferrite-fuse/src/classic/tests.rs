@@ -33,7 +33,7 @@ impl Kernel {
         let service = Arc::new(Service::new(Arc::new(fs), freeze_barrier.clone(), options));
         let kind = SocketType::SEQPACKET;
         let (device, other) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
-        let readers = Readers::new(service, other, only);
+        let readers = Readers::new(service, other, only, false);
         Kernel {
             device,
             freeze_barrier,

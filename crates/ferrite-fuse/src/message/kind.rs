@@ -87,6 +87,15 @@ pub(crate) fn is_answered_in_any_case(requested: &InHeader) -> bool {
     }
 }
 
+/// Whether it may take long however short it is: it waits for others, or changes many blocks.
+pub(crate) fn may_take_long(opcode: u32) -> bool {
+    use opcode::*;
+    matches!(
+        opcode,
+        FALLOCATE | COPY_FILE_RANGE | SETXATTR | REMOVEXATTR | FSYNC | FSYNCDIR | BATCH_FORGET
+    )
+}
+
 /// Whether it gets a reply at all.
 pub(crate) fn has_reply(opcode: u32) -> bool {
     !matches!(opcode, opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT)
