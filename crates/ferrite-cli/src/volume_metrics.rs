@@ -247,7 +247,45 @@ pub(crate) fn add(families: &mut Vec<MetricFamily>, reports: &[Report]) {
     for (name, kind, help, pointer) in OF_ENGINES {
         show(name, kind, help, &|report| report.number(pointer));
     }
+    add_quotas(families, reports);
     add_requests(families, reports);
+}
+
+/// A family of quotas: its name, its help, and the member of the engine's report.
+const OF_QUOTAS: [(&str, &str, &str); 4] = [
+    (
+        "ferrite_quota_used_bytes",
+        "Space that a directory tree with a quota uses, of the directory with this inode.",
+        "used_bytes",
+    ),
+    (
+        "ferrite_quota_limit_bytes",
+        "Space that it may use; without a value, there is no limit.",
+        "limit_bytes",
+    ),
+    ("ferrite_quota_used_inodes", "Inodes that it uses.", "used_inodes"),
+    (
+        "ferrite_quota_limit_inodes",
+        "Inodes that it may use; without a value, there is no limit.",
+        "limit_inodes",
+    ),
+];
+
+/// Adds those of quotas, as far as engines list them.
+fn add_quotas(families: &mut Vec<MetricFamily>, reports: &[Report]) {
+    for (name, help, member) in OF_QUOTAS {
+        let mut family = Family::new(families, name, MetricType::GAUGE, help);
+        for report in reports {
+            for quota in report.engine["quotas"].as_array().into_iter().flatten() {
+                let inode = quota["inode"].to_string();
+                let value = quota[member].as_f64().unwrap_or_default();
+                if value > 0.0 || !member.starts_with("limit") {
+                    let labels = [("pool", &*report.pool), ("dir", &*report.dir), ("inode", &*inode)];
+                    family.value(&labels, value);
+                }
+            }
+        }
+    }
 }
 
 /// Adds those of requests, which only mounts have: a server counts its own.

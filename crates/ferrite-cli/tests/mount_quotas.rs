@@ -79,8 +79,34 @@ fn quotas_on_a_mounted_pool() {
     if has_fuse() {
         let test = TestPool::new("128M", &[]);
         programs_meet_limits(&test);
+        quotas_are_reported(&test);
         test.finish();
     }
+}
+
+/// The daemon says of each quota how much is used.
+fn quotas_are_reported(test: &TestPool) {
+    let dir = test.path("reported");
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::write(dir.join("file"), vec![1; 10_000]).unwrap();
+    ok(quota(&["set", "--size", "1M"]).arg(&dir));
+    let inode = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&dir).unwrap());
+    let text = ok(ferrite().args(["exporter", "--once"]));
+    let value = |name: &str| {
+        let start = format!("{name}{{");
+        let label = format!("inode=\"{inode}\"");
+        let line = text
+            .lines()
+            .find(|line| line.starts_with(&start) && line.contains(&label))?;
+        line.rsplit(' ').next()?.parse::<f64>().ok()
+    };
+    assert_eq!(value("ferrite_quota_limit_bytes"), Some(f64::from(1 << 20)), "{text}");
+    assert_eq!(value("ferrite_quota_limit_inodes"), None);
+    assert_eq!(value("ferrite_quota_used_inodes"), Some(2.0));
+    let used = value("ferrite_quota_used_bytes").unwrap();
+    assert!((12_288.0..=16_384.0).contains(&used), "{used}");
+    ok(quota(&["remove"]).arg(&dir));
+    std::fs::remove_dir_all(&dir).unwrap();
 }
 
 #[test]

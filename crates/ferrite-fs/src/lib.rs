@@ -51,6 +51,6 @@ pub use ferrite_pm::Durability;
 pub use format::layout::{self, Superblock};
 pub use options::{
     AtimePolicy, DramUse, EntryDump, Finding, FsckOptions, FsckReport, LastScrub, Mapping, Mended, MergeCounts,
-    MkfsOptions, MountOptions, Owner, PageDump, PoolInfo, RepairReport, RuntimeFinding, ScrubReport,
+    MkfsOptions, MountOptions, Owner, PageDump, PoolInfo, QuotaUse, RepairReport, RuntimeFinding, ScrubReport,
 };
 pub use thread::number_thread;

@@ -8,6 +8,10 @@ use ferrite_pm::Durability;
 pub use ferrite_vfs::volume::ScrubReport;
 use serde::{Deserialize, Serialize};
 
+pub use self::quota_use::QuotaUse;
+
+mod quota_use;
+
 /// The owner of a file; by default the root user.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Owner {
@@ -464,6 +468,9 @@ pub struct PoolInfo {
     /// Inodes in use that have no name: removed files that a program has open, or that are being removed.
     #[serde(default)]
     pub orphans: u64,
+    /// Quotas of directory trees, by inode; the first thousand.
+    #[serde(default)]
+    pub quotas: Vec<QuotaUse>,
     /// Names in total.
     pub names: u64,
     /// Free names.

@@ -10,8 +10,8 @@ use ferrite_fs::{Engine, Mapping};
 use ferrite_pm::Choice;
 use ferrite_testkit::rng::Rng;
 use ferrite_vfs::{
-    BadArgument, Cred, Ctx, FileKind, FileSystem, FsError, Ino, OpenMode, QUOTA_XATTR, Quota, QuotaLimits, ROOT_INO,
-    RenameMode, Result, SNAPSHOTS_NAME, SYSTEM, XattrMode,
+    BadArgument, Cred, Ctx, FileKind, FileSystem, FsError, Ino, NO_NAME, NewFile, OpenMode, QUOTA_XATTR, Quota,
+    QuotaLimits, ROOT_INO, RenameMode, Result, SNAPSHOTS_NAME, SYSTEM, XattrMode,
 };
 
 const PAGE: u64 = 4096;
@@ -348,4 +348,67 @@ fn a_crash_leaves_counts_right() {
         }
         assert_eq!(roots.len(), 2, "{mapping}");
     }
+}
+
+/// Files that are open without a name when their quota ends count for none from then on, not for the one around it.
+#[test]
+fn a_quota_ends_under_open_files() {
+    for by_rmdir in [false, true] {
+        let (engine, recorder) = pool(&roomy(Mapping::default(), false));
+        let outer = mkdir(&engine, "outer");
+        set(&engine, outer, 0, 0).unwrap();
+        let inner = engine.mkdir(SYSTEM, outer, b"inner", 0o755).unwrap().ino;
+        set(&engine, inner, 0, 0).unwrap();
+        let ino = make(&engine, inner, "file");
+        write(&engine, ino, 0, &pattern(5 * 4096, 1));
+        let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
+        engine.unlink(SYSTEM, inner, b"file").unwrap();
+        assert_eq!(get(&engine, outer).unwrap().used_inodes, 3, "it still counts");
+        match by_rmdir {
+            true => engine.rmdir(SYSTEM, outer, b"inner").unwrap(),
+            false => engine.removexattr(SYSTEM, inner, QUOTA_XATTR).unwrap(),
+        }
+        check_count(&engine, outer, "ended");
+        file.append(SYSTEM, &pattern(7 * 4096, 2)).unwrap();
+        check_count(&engine, outer, "it grew");
+        if !by_rmdir {
+            // The same directory again: what it has left counts until it is closed.
+            set(&engine, inner, 0, 0).unwrap();
+            assert_eq!(get(&engine, inner).unwrap().used_inodes, 2);
+            assert_eq!(get(&engine, outer).unwrap().used_inodes, 3);
+            drop(file);
+            check_count(&engine, inner, "set again");
+            check_count(&engine, outer, "set again");
+            continue;
+        }
+        let before = get(&engine, outer);
+        drop(file);
+        assert_eq!(get(&engine, outer), before, "it is closed");
+        let (engine, _) = again(engine, &recorder);
+        assert_eq!(get(&engine, outer), before, "mounted again");
+    }
+}
+
+/// A file without a name counts where it was made, and gets its name there.
+#[test]
+fn files_without_a_name_count() {
+    let (engine, _) = pool(&roomy(Mapping::default(), false));
+    let (dir, other) = (mkdir(&engine, "dir"), mkdir(&engine, "other"));
+    set(&engine, dir, 4 * PAGE, 3).unwrap();
+    let new = NewFile {
+        mode: 0o600,
+        open: OpenMode::read_write(),
+        exclusive: false,
+    };
+    let nameless = || engine.create(SYSTEM, dir, NO_NAME, &new);
+    let (first, second) = (nameless().unwrap(), nameless().unwrap());
+    assert_eq!(nameless().err(), Some(FsError::OverQuota));
+    first.file.append(SYSTEM, &pattern(2 * 4096, 1)).unwrap();
+    assert!(first.file.append(SYSTEM, &pattern(9 * 4096, 1)).is_err());
+    let link = |to| engine.link(SYSTEM, first.attr.ino, to, b"f").map(|attr| attr.nlink);
+    assert_eq!(link(other), Err(FsError::CrossDevice));
+    assert_eq!(link(dir), Ok(1));
+    drop((first.file, second.file));
+    assert_eq!(get(&engine, dir).unwrap().used_inodes, 2);
+    check_count(&engine, dir, "one got a name, the other is gone");
 }

@@ -16,9 +16,13 @@ use rustc_hash::FxHashMap;
 use crate::format::inode::{Inode, QuotaId};
 use crate::format::layout::BLOCK_BYTES;
 use crate::lock_order;
+use crate::options::QuotaUse;
 
 /// Quotas within each other; more are refused.
 pub(crate) const LEVELS_MAX: usize = 64;
+
+/// Quotas that `ferrite info` lists at most.
+pub(crate) const LISTED_MAX: usize = 1000;
 
 /// Pages and inodes in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -39,7 +43,7 @@ impl Usage {
         }
     }
 
-    fn plus(self, other: Usage, times: i64) -> Usage {
+    pub(crate) fn plus(self, other: Usage, times: i64) -> Usage {
         Usage {
             pages: self.pages + times * other.pages,
             inodes: self.inodes + times * other.inodes,
@@ -103,10 +107,10 @@ impl Charged<'_> {
     /// The record is written.
     pub(crate) fn keep(mut self, changes: &[Change]) {
         self.added.clear();
-        let ended = changes.iter().filter_map(Change::ends);
-        for id in ended {
-            self.quotas.counted.lock().remove(&id);
-        }
+        changes
+            .iter()
+            .filter_map(Change::ends)
+            .for_each(|id| self.quotas.end(id));
     }
 }
 
@@ -194,18 +198,40 @@ impl Quotas {
         Ok(Charged { quotas: self, added })
     }
 
-    /// A directory gets a quota, which counts nothing yet and has no limits. The caller keeps changes out.
-    pub(crate) fn begin(&self, id: QuotaId, enclosing: QuotaId) {
-        let quota = Counted {
-            enclosing,
-            ..Counted::default()
-        };
-        self.counted.lock().insert(id, quota);
+    /// A directory gets a quota, which has no limits yet. So far it counts what names it since an earlier quota of the
+    /// directory. The caller keeps changes out.
+    pub(crate) fn begin(&self, id: QuotaId, enclosing: QuotaId, used: Usage) {
+        let mut counted = self.counted.lock();
+        let limits = QuotaLimits::default();
+        counted.insert(
+            id,
+            Counted {
+                limits,
+                used: Usage::default(),
+                enclosing,
+            },
+        );
+        let mut sums = Vec::new();
+        add_up(&counted, &mut sums, id, used, 1);
+        for (id, usage) in sums {
+            if let Some(quota) = counted.get_mut(&id) {
+                quota.used = quota.used.plus(usage, 1);
+            }
+        }
     }
 
-    /// A directory has no quota any more; nothing names it.
+    /// A directory has no quota any more. Files that are open without a name may still be counted by it; from now on
+    /// nothing counts them, as after a mount.
     pub(crate) fn end(&self, id: QuotaId) {
-        self.counted.lock().remove(&id);
+        let mut counted = self.counted.lock();
+        let Some(quota) = counted.remove(&id) else { return };
+        let mut sums = Vec::new();
+        add_up(&counted, &mut sums, quota.enclosing, quota.used, -1);
+        for (id, usage) in sums {
+            if let Some(quota) = counted.get_mut(&id) {
+                quota.used = quota.used.plus(usage, 1);
+            }
+        }
     }
 
     pub(crate) fn set_limits(&self, id: QuotaId, limits: QuotaLimits) {
@@ -235,6 +261,22 @@ impl Quotas {
     pub(crate) fn find(&self, id: QuotaId) -> Option<(QuotaLimits, Usage)> {
         let counted = self.counted.lock();
         counted.get(&id).map(|quota| (quota.limits, quota.used))
+    }
+
+    /// All quotas, by directory, up to [`LISTED_MAX`].
+    pub(crate) fn list(&self) -> Vec<QuotaUse> {
+        let positive = |count: i64| u64::try_from(count).unwrap_or(0);
+        let of = |(id, quota): (&QuotaId, &Counted)| QuotaUse {
+            inode: u64::from(id.ino()),
+            limit_bytes: quota.limits.bytes,
+            limit_inodes: quota.limits.inodes,
+            used_bytes: positive(quota.used.pages) * BLOCK_BYTES,
+            used_inodes: positive(quota.used.inodes),
+        };
+        let mut all: Vec<_> = self.counted.lock().iter().map(of).collect();
+        all.sort_unstable_by_key(|quota| quota.inode);
+        all.truncate(LISTED_MAX);
+        all
     }
 
     pub(crate) fn enclosing(&self, id: QuotaId) -> QuotaId {

@@ -68,7 +68,7 @@ pub(crate) fn set(core: &Core, ctx: &Ctx, ino: Ino, limits: &[u8]) -> Result<()>
             return Err(FsError::Invalid(BadArgument::QuotaPlace));
         }
         mark_used(core)?;
-        core.quotas.begin(own, enclosing);
+        core.quotas.begin(own, enclosing, left_by_earlier(core, own));
         change(core, &mem, |inode| inode.set_quota(own)).inspect_err(|_| core.quotas.end(own))?;
     }
     // Also what an earlier call has left, before a crash.
@@ -80,6 +80,16 @@ pub(crate) fn set(core: &Core, ctx: &Ctx, ino: Ino, limits: &[u8]) -> Result<()>
     done?;
     core.quotas.set_limits(own, limits);
     Ok(())
+}
+
+/// The usage of files that are open without a name since the directory had a quota before.
+fn left_by_earlier(core: &Core, own: QuotaId) -> Usage {
+    if core.unnamed() == 0 {
+        return Usage::default();
+    }
+    let all = core.superblock.inums(&core.region).map(|ino| core.load(ino));
+    let left = all.filter(|inode| inode.in_use() && inode.quota() == own);
+    left.fold(Usage::default(), |sum, inode| sum.plus(Usage::of(&inode), 1))
 }
 
 /// Has nothing in a directory name its quota, which has no limits, any more.
