@@ -18,7 +18,7 @@ use crate::audit::owner::{MAYBE_COPIED, may_be_live_copy};
 use crate::audit::rewrite;
 use crate::audit::rules::dirs::Header;
 use crate::audit::rules::logs::Met;
-use crate::audit::rules::{View, dirs, inodes, links, logs, names, outcomes, pages, superblock};
+use crate::audit::rules::{View, dirs, inodes, links, logs, names, outcomes, pages, quotas, superblock};
 use crate::audit::wrong::{BlockWrong, EntryWrong, PageWrong, Wrong};
 use crate::error::EngineError;
 use crate::format::dentry::Entry;
@@ -388,6 +388,7 @@ impl Check {
             Err(what) => return wrong(what),
         };
         let _ = dirs::kind(dir, (entry.ino, entry.kind), &child).map_err(wrong);
+        let _ = quotas::counts(self.view(), &self.load(dir), (entry.ino, &child)).map_err(wrong);
         if child.is_dir() {
             if child.parent() != dir {
                 let parent = child.parent();

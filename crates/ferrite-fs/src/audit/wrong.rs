@@ -140,6 +140,8 @@ pub(crate) enum EntryWrong {
     Missing,
     /// The directory that it names has another parent.
     Parent { parent: Inum },
+    /// It counts for the quota of one directory, and the directory that it stands in for that of another. 0: for none.
+    Quota { of: Inum, expected: Inum },
     /// The directory that it names already has a name.
     SecondName,
     /// The directory that it stands in does not exist.
@@ -399,6 +401,10 @@ impl fmt::Display for EntryWrong {
             EntryWrong::Twice => write!(to, "the name stands twice"),
             EntryWrong::Missing => write!(to, "missing in the name table, so no lookup finds it"),
             EntryWrong::Parent { parent } => write!(to, "the directory's parent is inode {parent}"),
+            EntryWrong::Quota { of, expected } => write!(
+                to,
+                "counts for the quota of inode {of}, but its directory for that of inode {expected}"
+            ),
             EntryWrong::SecondName => write!(to, "is a second name of a directory"),
             EntryWrong::Nowhere => write!(to, "stands in a directory that is gone"),
         }

@@ -7,7 +7,7 @@ use ferrite_vfs::{FileKind, SNAPSHOTS_NAME, Shown};
 use rustc_hash::FxHashMap;
 
 use super::{DirBlock, Named, Repair, State};
-use crate::audit::rules::{dirs, links as rules};
+use crate::audit::rules::{dirs, links as rules, quotas};
 use crate::audit::wrong::Wrong;
 use crate::format::dentry::{self, FIRST_ENTRY};
 use crate::format::inode::ROOT;
@@ -69,6 +69,31 @@ impl Repair {
         self.adopt_nameless();
         self.cut_circles();
         self.release_parts_of_snapshots();
+        self.count_where_named();
+    }
+
+    /// Makes each directory count for the quota of the one that it is in, also in `lost+found`.
+    fn count_where_named(&mut self) {
+        let mut inside: FxHashMap<Inum, Vec<Named>> = FxHashMap::default();
+        for entry in &self.entries {
+            inside.entry(entry.dir).or_default().push(*entry);
+        }
+        let mut dirs = vec![ROOT];
+        while let Some(dir) = dirs.pop() {
+            let directory = self.load(dir);
+            for entry in inside.remove(&dir).unwrap_or_default() {
+                let mut inode = self.load(entry.ino);
+                if let Err(wrong) = quotas::counts(self.view(), &directory, (entry.ino, &inode)) {
+                    inode.set_quota(quotas::inherited(&directory));
+                    self.put(entry.ino, &mut inode);
+                    let wrong = Wrong::entry(dir, &self.name_of(&entry), wrong);
+                    self.mended("connecting", wrong, "counts where it stands", false);
+                }
+                if entry.kind == FileKind::Directory {
+                    dirs.push(entry.ino);
+                }
+            }
+        }
     }
 
     /// A part of a snapshot that has lost its place there, and a directory of snapshots that has lost its name, take

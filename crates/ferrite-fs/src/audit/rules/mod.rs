@@ -2,8 +2,8 @@
 //! [`Wrong`](super::wrong::Wrong).
 //!
 //! Contents: [`View`], which all rules read, and one file each for the rules of [`inodes`], [`pages`] and their
-//! blocks, [`logs`], [`dirs`] with their entries, the [`names`] that lead to those, [`links`], and the copies of the
-//! [`superblock`].
+//! blocks, [`logs`], [`dirs`] with their entries, the [`names`] that lead to those, [`links`], [`quotas`], and the
+//! copies of the [`superblock`].
 //!
 //! Four callers check them: mount (`load`), which has two threads and little time; `fsck`, which checks everything;
 //! `repair`, which checks between its repairs; and `scrub`, which goes inode by inode under locks. So each has its own
@@ -21,6 +21,7 @@ pub(crate) mod logs;
 pub(crate) mod names;
 pub(crate) mod outcomes;
 pub(crate) mod pages;
+pub(crate) mod quotas;
 pub(crate) mod superblock;
 
 use ferrite_map::{BlockNo, FileMap, Inum};

@@ -3,8 +3,9 @@
 
 use super::wiped::{number, repaired, tree};
 use super::*;
-use crate::format::inode::INLINE_BYTES;
+use crate::format::inode::{INLINE_BYTES, QuotaId};
 use ferrite_map::{Inum, SlotNo};
+use ferrite_vfs::{QUOTA_XATTR, Quota, QuotaLimits};
 
 /// An image with one inode changed, whose checksum fits.
 fn with_inode(image: &[u8], ino: Ino, change: impl FnOnce(&mut Inode)) -> Vec<u8> {
@@ -18,6 +19,23 @@ fn with_inode(image: &[u8], ino: Ino, change: impl FnOnce(&mut Inode)) -> Vec<u8
         region.store(at, word);
     }
     image_of(&region)
+}
+
+/// An image after changes by an engine.
+fn after(image: &[u8], change: impl FnOnce(&Engine)) -> Vec<u8> {
+    let recorder = Recorder::new(image.to_vec());
+    let mut region = Region::from_image(image).unwrap();
+    region.attach_recorder(Arc::clone(&recorder));
+    let engine = Engine::mount(region, &quiet()).unwrap();
+    change(&engine);
+    engine.unmount().unwrap();
+    recorder.log().final_image()
+}
+
+fn limit(engine: &Engine, dir: Ino) {
+    engine
+        .setxattr(SYSTEM, dir, QUOTA_XATTR, b"limit_inodes=9", XattrMode::Any)
+        .unwrap();
 }
 
 fn findings(image: &[u8]) -> Vec<String> {
@@ -167,4 +185,65 @@ fn a_second_key_with_the_same_word_is_told_as_one() {
         findings(&image)
     );
     repaired(&image);
+}
+
+/// A directory that counts for another quota than the one above gives its files to that. Where the quota is half set or
+/// half removed, that is right.
+#[test]
+fn a_directory_counts_for_the_quota_above() {
+    let (mut dirs, mut file) = ([0; 3], 0);
+    let image = after(&sample(PLAIN[0]), |engine| {
+        let mkdir = |parent, name: &[u8]| engine.mkdir(SYSTEM, parent, name, 0o755).unwrap().ino;
+        let dir = mkdir(ROOT_INO, b"counted");
+        dirs = [dir, mkdir(ROOT_INO, b"another"), mkdir(dir, b"deep")];
+        let node = NewNode {
+            kind: FileKind::File,
+            mode: 0o644,
+            rdev: 0,
+        };
+        file = engine.mknod(SYSTEM, dirs[2], b"file", &node).unwrap().ino;
+        // Names in two trees are no damage.
+        engine.link(SYSTEM, file, ROOT_INO, b"other-name").unwrap();
+        engine.link(SYSTEM, file, dirs[1], b"third-name").unwrap();
+        dirs[..2].iter().for_each(|&dir| limit(engine, dir));
+        engine.unlink(SYSTEM, ROOT_INO, b"other-name").unwrap();
+    });
+    let [_, other, deep] = dirs;
+    assert_eq!(findings(&image), [""; 0]);
+    let of = |ino: Ino| {
+        let region = Region::from_image(&image).unwrap();
+        let superblock = Superblock::find(&region).unwrap();
+        Inode::load(&region, superblock.inode_offset(Inum::new(ino as u32))).quota()
+    };
+    let half_done = with_inode(&image, other, |inode| inode.set_quota_limits(QuotaLimits::default()));
+    for to in [QuotaId::NONE, of(other)] {
+        let changed = with_inode(&image, deep, |inode| inode.set_quota(to));
+        let found = findings(&changed);
+        let expected = format!("counts for the quota of inode {}, but its directory", to.ino());
+        assert!(found.iter().any(|found| found.contains(&expected)), "{found:?}");
+        let (mended, report) = repaired(&changed);
+        assert!(report.quarantined.is_empty());
+        assert_eq!(findings(&mended), [""; 0]);
+        let engine = Engine::mount(Region::from_image(&mended).unwrap(), &quiet()).unwrap();
+        let quota = Quota::parse(&engine.getxattr(SYSTEM, deep, QUOTA_XATTR).unwrap()).unwrap();
+        assert_eq!(quota.root, dirs[0]);
+        if to != QuotaId::NONE {
+            let changed = with_inode(&half_done, deep, |inode| inode.set_quota(to));
+            assert_eq!(findings(&changed), [""; 0]);
+        }
+    }
+}
+
+/// A directory in `lost+found` counts for no quota any more.
+#[test]
+fn what_is_lost_counts_for_nothing() {
+    let mut dir = 0;
+    let image = after(&sample(PLAIN[0]), |engine| {
+        dir = engine.mkdir(SYSTEM, ROOT_INO, b"counted", 0o755).unwrap().ino;
+        engine.mkdir(SYSTEM, dir, b"deep", 0o755).unwrap();
+        limit(engine, dir);
+    });
+    let changed = with_inode(&image, dir, |inode| inode.set_mode_bits(FileKind::Fifo.mode_bits()));
+    let (mended, _) = repaired(&changed);
+    assert_eq!(findings(&mended), [""; 0]);
 }
