@@ -308,7 +308,8 @@ fn a_crash_leaves_counts_right() {
     for &mapping in Mapping::ALL {
         let (engine, recorder) = pool(&roomy(mapping, false).inodes(1023));
         let outer = mkdir(&engine, "outer");
-        let dir = engine.mkdir(SYSTEM, outer, b"dir", 0o755).unwrap().ino;
+        let between = engine.mkdir(SYSTEM, outer, b"between", 0o755).unwrap().ino;
+        let dir = engine.mkdir(SYSTEM, between, b"dir", 0o755).unwrap().ino;
         for name in ["a", "b", "c"] {
             write(&engine, make(&engine, dir, name), 0, &pattern(5000, 1));
         }
@@ -335,10 +336,17 @@ fn a_crash_leaves_counts_right() {
                     );
                     roots.insert(of_dir.root);
                     assert!(of_dir.root == outer || of_dir.root == dir, "{mapping}");
+                    if point % 2 == 1 {
+                        // Another one comes in between, and finds the work half done.
+                        set(&engine, between, 1 << 20, 0).unwrap();
+                    }
                     set(&engine, dir, 1 << 20, 0).unwrap();
                     check_count(&engine, dir, "set again");
                     let (engine, _) = again(engine, &recorder);
                     check_count(&engine, dir, "and mounted");
+                    if point % 2 == 1 {
+                        check_count(&engine, between, "and mounted");
+                    }
                     assert_eq!(get(&engine, outer).unwrap().used_inodes, whole.used_inodes);
                 });
             }

@@ -142,8 +142,8 @@ fn put(core: &Core, mem: &Arc<InodeMem>, purpose: Purpose, edit: impl Fn(&mut In
     })
 }
 
-/// Makes all that is below a directory and counted by `from` counted by `to`. Trees with a quota of their own lie in
-/// that one then. Not durable before the next change.
+/// Makes all that is below a directory, and counted by `from` or a quota around it, counted by `to`. Trees with a quota
+/// of their own lie in that one then. Not durable before the next change.
 fn move_all(core: &Core, top: &Arc<InodeMem>, from: QuotaId, to: QuotaId) -> Result<()> {
     let (mut dirs, mut walked) = (vec![Arc::clone(top)], 0);
     while let Some(dir) = dirs.pop() {
@@ -163,8 +163,10 @@ fn move_all(core: &Core, top: &Arc<InodeMem>, from: QuotaId, to: QuotaId) -> Res
                     core.quotas.move_into(inode.quota(), to);
                     continue;
                 }
-                // Of a quota whose directory is gone, nothing is counted.
-                if inode.quota() == from || inode.quota() != to && core.quotas.find(inode.quota()).is_none() {
+                // Also what an interrupted call has left for a quota further up, or for one that is gone; but a file
+                // with names in several trees keeps that of another.
+                let is_here = inode.is_dir() || inode.nlink() <= 1 || core.quotas.find(inode.quota()).is_none();
+                if inode.quota() == from || inode.quota() != to && is_here {
                     put(core, &mem, Purpose::Background, |inode| inode.set_quota(to))?;
                 }
                 // Snapshots count for no quota.
