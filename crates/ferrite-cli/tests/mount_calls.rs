@@ -59,7 +59,8 @@ fn calls(test: &TestPool) {
         "echo text > born; birth=$(stat -c %W born); test $birth -gt 1700000000; test $birth -le $(date +%s)
          touch -d 2001-01-01 born; mv born moved; chmod 600 moved; test $(stat -c %W moved) = $birth
          test $(stat -c %Y moved) = $(date -d 2001-01-01 +%s); test $(stat -c %W .) -gt 1700000000
-         mkfifo pipe; test $(stat -c %W pipe) -gt 0; mknod null c 1 3; test $(stat -c %t:%T null) = 1:3; rm -r pipe null",
+         mkfifo pipe; test $(stat -c %W pipe) -gt 0
+         mknod null c 1 3; test $(stat -c %t:%T null) = 1:3; rm -r pipe null",
     );
 }
 

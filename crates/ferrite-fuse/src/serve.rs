@@ -70,12 +70,13 @@ pub(crate) fn serve<E: Exchange>(
                 is_flock,
             };
             let owed = Owed::of(exchange, later);
-            service.setlk((requested.ino, fh), owner, wanted, requester, move |outcome| {
-                owed.pay(outcome.map(|()| 0));
-            });
+            let done = move |outcome: Response<()>| owed.pay(outcome.map(|()| 0));
+            unless_it_panics(|| service.setlk((requested.ino, fh), owner, wanted, requester, done));
             return None;
         }
-        Ok(Request::Release { fh }) => service.release_locks(requested.ino, fh),
+        Ok(Request::Release { fh }) => {
+            unless_it_panics(|| service.release_locks(requested.ino, fh));
+        }
         _ => {}
     }
     if !kind::changes(requested.opcode) {
@@ -140,8 +141,13 @@ fn perform_in<E: Exchange>(service: &Service, exchange: &mut E) -> Response<usiz
     let ctx = caller::ctx(requested.pid, requested.uid, requested.gid);
     let perform = || perform(service, &ctx, &requested, exchange.parts());
     let perform = || service.meter().counted(requested.opcode, perform);
-    // A missing thread would leave its requests without any. A panic has reported its reason.
-    catch_unwind(AssertUnwindSafe(perform)).unwrap_or(Err(Errno::EIO.into()))
+    unless_it_panics(perform).unwrap_or(Err(Errno::EIO.into()))
+}
+
+/// The result of a call, unless it panics: a missing thread would leave its requests without any. A panic has reported
+/// its reason.
+fn unless_it_panics<T>(call: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(call)).ok()
 }
 
 fn reply<T: Encode>(response: Response<T>, payload: &mut [u8]) -> Response<usize> {

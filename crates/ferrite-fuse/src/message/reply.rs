@@ -50,7 +50,7 @@ impl AttrOut {
             blocks: attr.blocks,
             times: times.map(Timestamp::seconds),
             nanos: times.map(Timestamp::nanoseconds),
-            mode: kind_bits(attr.kind) | (attr.mode & 0o7777),
+            mode: attr.kind.mode_bits() | (attr.mode & 0o7777),
             nlink: attr.nlink,
             uid: attr.uid,
             gid: attr.gid,
@@ -69,7 +69,7 @@ impl AttrOut {
             blocks: 0,
             times: [0; 3],
             nanos: [0; 3],
-            mode: kind_bits(kind),
+            mode: kind.mode_bits(),
             nlink: 0,
             uid: 0,
             gid: 0,
@@ -160,18 +160,6 @@ struct DirentOut {
     kind: u32,
 }
 
-fn kind_bits(kind: FileKind) -> u32 {
-    match kind {
-        FileKind::File => libc::S_IFREG,
-        FileKind::Directory => libc::S_IFDIR,
-        FileKind::Symlink => libc::S_IFLNK,
-        FileKind::Fifo => libc::S_IFIFO,
-        FileKind::Socket => libc::S_IFSOCK,
-        FileKind::CharDevice => libc::S_IFCHR,
-        FileKind::BlockDevice => libc::S_IFBLK,
-    }
-}
-
 /// Writes a reply's payload, which is bounded by the given buffer.
 pub(crate) struct Reply<'a> {
     payload: &'a mut [u8],
@@ -220,7 +208,7 @@ impl Reply<'_> {
             ino,
             next,
             name_bytes: name.len() as u32,
-            kind: kind_bits(kind) >> 12,
+            kind: kind.mode_bits() >> 12,
         };
         self.push_name(head.as_bytes(), name)
     }
@@ -235,7 +223,7 @@ impl Reply<'_> {
             ino: it.ino,
             next: it.next,
             name_bytes: it.name.len() as u32,
-            kind: kind_bits(it.kind) >> 12,
+            kind: it.kind.mode_bits() >> 12,
         };
         let entry = EntryOut::new(attr, generation, it.attr_validity.duration(), it.attr_validity);
         let mut head = [0; size_of::<EntryOut>() + size_of::<DirentOut>()];
@@ -343,7 +331,7 @@ pub(crate) struct StatX(pub(crate) Known);
 impl Encode for StatX {
     fn encode(self, payload: &mut [u8]) -> Result<usize, Errno> {
         let Known { attr, attr_validity } = self.0;
-        let (ttl, mode) = (attr_validity.duration(), kind_bits(attr.kind) | (attr.mode & 0o7777));
+        let (ttl, mode) = (attr_validity.duration(), attr.kind.mode_bits() | (attr.mode & 0o7777));
         let out = StatXOut {
             ttl: ttl.as_secs(),
             ttl_nanos: ttl.subsec_nanos(),

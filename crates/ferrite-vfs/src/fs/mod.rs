@@ -158,8 +158,7 @@ pub trait FileSystem: Send + Sync {
     /// symbolic link is `Loop`.
     ///
     /// With [`NO_NAME`](crate::NO_NAME) the file is one of `parent` without a name: it has no links, and goes with its
-    /// last reference unless [`Self::link`] gives it a name, which needs no permission beyond that, once.
-    /// `new.exclusive` forbids that.
+    /// last reference. [`Self::link`] may give it its first name before that, unless `new.exclusive` is set.
     fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened>;
 
     /// The inode that `path` leads to from `start`. Follows links on the way; the last one if `follow`, or if a slash
