@@ -388,12 +388,12 @@ impl Check {
             Err(what) => return wrong(what),
         };
         let _ = dirs::kind(dir, (entry.ino, entry.kind), &child).map_err(wrong);
-        let _ = quotas::counts(self.view(), &self.load(dir), (entry.ino, &child)).map_err(wrong);
         if child.is_dir() {
             if child.parent() != dir {
                 let parent = child.parent();
                 wrong(EntryWrong::Parent { parent });
             }
+            let _ = quotas::counts(self.view(), &self.load(dir), (entry.ino, &child)).map_err(wrong);
             self.subdirs[dir.index()].fetch_add(1, Ordering::Relaxed);
         }
         self.links[entry.ino.index()].fetch_add(1, Ordering::Relaxed);
