@@ -275,8 +275,7 @@ impl FileSystem for Engine {
 
     fn readdir(&self, ctx: &Ctx, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
         let core = self.core();
-        let mut shown = |entry: &DirEntry<'_>| dir::is_hidden(core, entry) || sink(entry);
-        core.reading(|core| core.with_dir(dir, |ino, inode| dir::list(core, ino, inode, cookie, &mut shown)))?;
+        core.reading(|core| core.with_dir(dir, |ino, inode| dir::list_shown(core, ino, inode, cookie, sink)))?;
         if core.options.dir_atime && !ctx.no_atime {
             touch_atime(core, &core.inode(dir)?);
         }

@@ -69,7 +69,7 @@ pub(crate) fn create(
         let place = OnceCell::new();
         let child = profile::within(ProfileSpan::Books, || core.inodes.fresh(ino, &place));
         let now = Core::now();
-        let mut inode = new_inode(core, ctx, &mut tx, ino, (parent.ino, &directory), new)?;
+        let mut inode = new_inode(core, ctx, &mut tx, (ino, now), (parent.ino, &directory), new)?;
         if is_dir && name == SNAPSHOTS_NAME {
             hold_snapshots(core, ctx, &directory, &mut inode)?;
         }
@@ -135,7 +135,7 @@ pub(crate) fn create_nameless(
         let ino = tx.alloc_inode()?;
         let place = OnceCell::new();
         let child = core.inodes.fresh(ino, &place);
-        let mut inode = new_inode(core, ctx, &mut tx, ino, (parent.ino, &directory), &new)?;
+        let mut inode = new_inode(core, ctx, &mut tx, (ino, Core::now()), (parent.ino, &directory), &new)?;
         inode.set_nlink(0);
         inode.set_nameless(!is_final);
         tx.put_inode(ino, &mut inode);
@@ -172,13 +172,14 @@ fn hold_snapshots(core: &Core, ctx: &Ctx, parent: &Inode, inode: &mut Inode) -> 
     Ok(())
 }
 
-/// The inode of a new file in this directory, with the lists it inherits and its target in `tx`, which does not put the
-/// inode itself yet.
+/// The inode of a new file in this directory, born now, with the lists it inherits and its target in `tx`, which does
+/// not put the inode itself yet.
+#[inline]
 fn new_inode(
     core: &Core,
     ctx: &Ctx,
     tx: &mut Tx<'_>,
-    ino: Inum,
+    (ino, now): (Inum, Timestamp),
     (parent, directory): (Inum, &Inode),
     new: &New<'_>,
 ) -> Result<Inode> {
@@ -191,7 +192,7 @@ fn new_inode(
     inode.set_mode_bits(new.kind.mode_bits() | mode & 0o7777);
     inode.set_uid(ctx.cred.uid);
     inode.set_gid(gid);
-    initialize(&mut inode, new, Core::now());
+    initialize(&mut inode, new, now);
     inode.set_quota(directory.quota());
     if is_dir {
         inode.set_parent(parent);

@@ -475,7 +475,18 @@ pub(super) fn list_some(core: &Core, dir: &InodeMem, cookie: u64) -> Result<Vec<
 pub(crate) fn is_hidden(core: &Core, entry: &DirEntry<'_>) -> bool {
     // Without its lock: the flag is as old as the inode, which lives as long as it has this name.
     let holds_snapshots = || core.inode(entry.ino).is_ok_and(|mem| core.load(mem.ino).is_snapshots());
-    entry.name == SNAPSHOTS_NAME && entry.kind == FileKind::Directory && holds_snapshots()
+    entry.kind == FileKind::Directory && entry.name == SNAPSHOTS_NAME && holds_snapshots()
+}
+
+/// What listings show of a directory: see [`list`].
+pub(crate) fn list_shown(
+    core: &Core,
+    dir: Inum,
+    inode: &Inode,
+    cookie: u64,
+    sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+) -> Result<()> {
+    list_each(core, dir, inode, cookie, |entry| is_hidden(core, entry) || sink(entry))
 }
 
 /// Lists from position `cookie` on, as [`ferrite_vfs::FileSystem::readdir`] requires. If the directory has lost names,
@@ -486,6 +497,17 @@ pub(crate) fn list(
     inode: &Inode,
     cookie: u64,
     sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+) -> Result<()> {
+    list_each(core, dir, inode, cookie, sink)
+}
+
+#[inline]
+fn list_each(
+    core: &Core,
+    dir: Inum,
+    inode: &Inode,
+    cookie: u64,
+    mut sink: impl FnMut(&DirEntry<'_>) -> bool,
 ) -> Result<()> {
     let mut left = u64::from(inode.entries());
     let mut given = 0;

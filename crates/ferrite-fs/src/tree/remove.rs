@@ -99,9 +99,13 @@ fn unlink_attempt(
         tx.put_inode(child.inode.ino, &mut inode);
         tx.note_outcome(ctx, || Ok(Outcome::Done))?;
         // No other holder's pin is the last, then.
-        child.inode.pin(u64::from(is_snapshot));
+        if is_snapshot {
+            child.inode.pin(1);
+        }
         if let Err(error) = tx.commit(&[&directory, child.inode]) {
-            child.inode.unpin(u64::from(is_snapshot));
+            if is_snapshot {
+                child.inode.unpin(1);
+            }
             return Err(error);
         }
         let fate = settle(core, child.inode, fate);
