@@ -180,7 +180,7 @@ fn a_daemon_that_does_not_answer_is_down_and_holds_nobody_up() {
         assert!(began.elapsed() < Duration::from_secs(60), "it is never up");
     }
     let daemon = rustix::process::Pid::from_raw(pool.daemon()).unwrap();
-    rustix::process::kill_process(daemon, rustix::process::Signal::STOP).unwrap();
+    ferrite_test_clusters::pause(daemon.as_raw_nonzero().get() as u32);
     let text = exporter.scrape();
     assert_eq!(is_up(&text), Some(0.0), "{text}");
     assert_eq!(value(&text, "ferrite_pool_capacity_bytes", &path), None);

@@ -591,7 +591,7 @@ fn nothing_waits_for_ever_without_monitors() {
     let client = connect(ceph, 2);
     let pool = client.pool_in(ceph.pool(), "silence").unwrap();
     let victim = connect(ceph, 2);
-    ceph.pause_monitor();
+    let paused = ceph.pause_monitor();
     let began = Instant::now();
     let blocked = client.blocklist(victim.instance(), YEAR).unwrap_err();
     let unknown = client.pool("no such pool").unwrap_err();
@@ -603,7 +603,7 @@ fn nothing_waits_for_ever_without_monitors() {
     let elapsed = began.elapsed();
     // OSDs need no monitor to serve.
     let written = pool.write("a", &WriteOp::new().write_full(b"x"));
-    ceph.resume_monitor();
+    drop(paused);
     written.unwrap();
     assert!(matches!(blocked, Error::TimedOut { .. }), "{blocked}");
     assert!(matches!(unknown, Error::TimedOut { .. }), "{unknown}");

@@ -248,20 +248,10 @@ impl Ceph {
         }
     }
 
-    /// Stops the monitor's clock, as a partition would: connections stay, and nobody answers.
-    pub fn pause_monitor(&self) {
-        self.monitor
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .signal(Signal::STOP);
-    }
-
-    /// Ends [`pause_monitor`](Self::pause_monitor).
-    pub fn resume_monitor(&self) {
-        self.monitor
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .signal(Signal::CONT);
+    /// Stops the monitor, as a partition would, until the result is dropped: connections stay, and nobody answers.
+    pub fn pause_monitor(&self) -> PausedMonitor<'_> {
+        self.monitor.lock().unwrap_or_else(PoisonError::into_inner).pause();
+        PausedMonitor(self)
     }
 
     fn end_osd(&self, osd: u32, signal: Signal) {
@@ -289,6 +279,18 @@ impl Ceph {
             run(rados.current_dir("/"), "", LIMIT)?;
         }
         Ok(())
+    }
+}
+
+/// A monitor that does not answer; dropping this ends that.
+#[derive(Debug)]
+#[must_use]
+pub struct PausedMonitor<'c>(&'c Ceph);
+
+impl Drop for PausedMonitor<'_> {
+    fn drop(&mut self) {
+        let mut monitor = self.0.monitor.lock().unwrap_or_else(PoisonError::into_inner);
+        monitor.signal(Signal::CONT);
     }
 }
 

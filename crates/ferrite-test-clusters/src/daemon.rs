@@ -20,6 +20,31 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::command::{tail, wait_until};
 use crate::error::{Error, Result};
 
+/// Most time that the kernel takes to stop a process.
+const STOP_LIMIT: Duration = Duration::from_secs(30);
+
+/// Stops a process until it is sent [`Signal::CONT`]. Returns when none of its threads runs any more: until then, it
+/// may still answer. Does nothing if there is no such process.
+pub fn pause(pid: u32) {
+    let Some(process) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+        return;
+    };
+    let is_stopped = |task: std::fs::DirEntry| {
+        // The state follows the name, which may have any characters.
+        let state = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        state
+            .rsplit_once(") ")
+            .is_none_or(|(_, rest)| rest.starts_with(['T', 't', 'Z', 'X']))
+    };
+    let all_stopped = || {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
+        tasks.is_ok_and(|mut tasks| tasks.all(|task| task.is_ok_and(is_stopped)))
+    };
+    if kill_process(process, Signal::STOP).is_ok() {
+        wait_until(STOP_LIMIT, all_stopped);
+    }
+}
+
 /// A user of this machine that servers run as, if this process is root's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct User {
@@ -115,6 +140,13 @@ impl Daemon {
             let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
             // It cannot be another process: the child is not reaped yet.
             let _ = pid.map(|pid| kill_process(pid, signal));
+        }
+    }
+
+    /// Stops it until it is sent [`Signal::CONT`]; see [`pause`].
+    pub(crate) fn pause(&mut self) {
+        if self.ended().is_none() {
+            pause(self.child.id());
         }
     }
 

@@ -6,7 +6,7 @@
 //! | `postgres` | [`Postgres`]: a primary, and a synchronous standby if asked for |
 //! | `ceph` | [`Ceph`]: a monitor, up to three OSDs with BlueStore, a pool, and a manager if asked for |
 //! | `proxy` | [`Proxy`]: a network that can be cut |
-//! | `daemon` | processes that die with this one |
+//! | `daemon` | processes that die with this one; [`pause`], which stops any |
 //! | `folder` | temporary folders that disappear even if this process is killed |
 //! | `command` | programs that run to their end, with a time limit |
 //! | `error` | [`Error`], and [`or_skip`] |
@@ -31,7 +31,8 @@ mod folder;
 mod postgres;
 mod proxy;
 
-pub use ceph::{Ceph, CephOptions};
+pub use ceph::{Ceph, CephOptions, PausedMonitor};
+pub use daemon::pause;
 pub use error::{Error, Result, or_skip};
 pub use postgres::{Postgres, PostgresOptions, Server};
 pub use proxy::{Passing, Proxy};
