@@ -134,6 +134,10 @@ bugs! {
     DeletedFirst,
     /// A new size is stored before the data behind the old one.
     SizeFirst,
+    /// A clone does not count that one more node names a blob that was shared before.
+    CloneUncounted,
+    /// A blob that several nodes name is written in place.
+    SharedBlobInPlace,
     /// The record of a blob stays when a node names it.
     RecordStays,
     /// Content beside a node is stored before the step that makes the node record it.

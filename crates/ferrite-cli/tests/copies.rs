@@ -168,6 +168,35 @@ fn at(dir: &Path, name: &str) -> String {
     dir.join(name).to_str().unwrap().to_owned()
 }
 
+#[cfg(feature = "nvme")]
+#[test]
+fn on_devices_copies_of_whole_files_take_no_space() {
+    if has_fuse() {
+        let test = TestPool::on_devices("256M");
+        let dir = &test.dir;
+        sh(dir, "head -c 30M /dev/urandom > large; sync");
+        let before = free(dir);
+        sh(dir, "cp large copy; cp large other; cmp large copy; cmp large other");
+        assert!(before - free(dir) < MIB, "a copy takes space");
+        sh(
+            dir,
+            "cp large kept; echo more >> copy; printf x | dd of=other conv=notrunc status=none
+             cmp large kept; cmp -n 31457280 large copy; ! cmp -s large other; rm kept copy other large",
+        );
+        test.finish();
+    }
+}
+
+#[cfg(feature = "nvme")]
+#[test]
+fn trees_are_cloned_on_devices() {
+    if has_fuse() {
+        let test = TestPool::on_devices("128M");
+        clone_trees(&test);
+        test.finish();
+    }
+}
+
 #[test]
 fn trees_are_cloned_on_a_pool() {
     if has_fuse() {

@@ -126,6 +126,19 @@ fn snapshots_of_a_mounted_pool() {
     }
 }
 
+#[cfg(feature = "nvme")]
+#[test]
+fn snapshots_of_a_mounted_pool_on_devices() {
+    if has_fuse() {
+        let test = TestPool::on_devices("128M");
+        users_take_and_delete(&test);
+        restore_brings_all_back(&test);
+        rules_keep_some(&test);
+        others_may_not(&test);
+        test.finish();
+    }
+}
+
 #[test]
 fn snapshots_of_a_mounted_server() {
     if has_fuse() {

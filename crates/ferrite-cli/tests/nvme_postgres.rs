@@ -165,8 +165,8 @@ fn a_pool_in_use_is_looked_at_from_outside_and_its_owner_does_not_notice() {
     let refused = fails(ferrite().args(["fsck", "--repair", &elsewhere]), 8);
     assert!(refused.contains("owns this volume"), "{refused}");
     assert_eq!(epoch(), before, "a look took the pool");
-    // A look at a changing pool names nothing that is merely newer. The loop ends by itself: the children of a killed
-    // shell would go on changing the pool.
+    // A look at a changing pool names nothing that is merely newer. The loop ends in order: the children of a killed
+    // shell could still change the pool.
     let more = pool.path("more");
     std::fs::write(&more, "").unwrap();
     let mut busy = Command::new("sh")
@@ -188,6 +188,39 @@ fn a_pool_in_use_is_looked_at_from_outside_and_its_owner_does_not_notice() {
     let found = fails(ferrite().args(["fsck", "-n", &elsewhere]), 4);
     assert!(!found.contains("sound"), "{found}");
     ok(ferrite().arg("umount").arg(pool.path("mnt")));
+}
+
+/// Snapshots have the rules of any other pool, and copies share what they can.
+#[test]
+fn snapshots_and_copies_are_those_of_other_pools() {
+    let Some(pool) = Pool::new() else { return };
+    if !has_fuse() {
+        return;
+    }
+    pool.mount(&[]);
+    let mnt = pool.path("mnt");
+    sh(&mnt, "head -c 5M /dev/urandom > large; cp large copy; cmp large copy");
+    let shared = "select count(*) from home.pairs where get_byte(key, 0) = 82";
+    assert_eq!(pool.database.sql(shared).unwrap(), "1\n", "files that share a blob");
+    sh(
+        &mnt,
+        "mkdir d; mv copy d; mkdir -p d/.snapshots/s; echo x >> d/copy; cmp large d/.snapshots/s/copy
+         ! rm d/.snapshots/s/copy 2> /dev/null; rmdir d/.snapshots/s d/.snapshots; cmp -n 5242880 large d/copy",
+    );
+    if rustix::process::geteuid().is_root() {
+        sh(
+            &mnt,
+            "chmod 755 .; mkdir -m 777 own; chown nobody own
+             setpriv --reuid nobody --clear-groups mkdir -p own/.snapshots/s; chmod 777 own/.snapshots
+             ! setpriv --reuid daemon --clear-groups mkdir own/.snapshots/t 2> /dev/null
+             ! setpriv --reuid daemon --clear-groups rmdir own/.snapshots/s 2> /dev/null
+             echo secret > own/of-root; chmod 600 own/of-root
+             ! setpriv --reuid nobody --clear-groups mkdir own/.snapshots/t 2> /dev/null
+             setpriv --reuid nobody --clear-groups rmdir own/.snapshots/s",
+        );
+    }
+    ok(ferrite().arg("umount").arg(&mnt));
+    assert!(ok(ferrite().args(["fsck", &pool.address()])).contains("sound"));
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::check::Mend;
 use crate::content_store::Place;
 use crate::core::Core;
 use crate::format::key;
-use crate::format::node::{Content, Node};
+use crate::format::node::{Content, Marks, Node};
 use crate::format::pool::PoolRecord;
 use crate::format::tail::Tail;
 use crate::repair::node_of;
@@ -66,12 +66,13 @@ impl Core {
             parent: ROOT_INO,
             has_xattrs: false,
             is_nameless: false,
+            marks: Marks::default(),
             content: Content::Blob(place),
         };
         // The blob records its inode before a node names it.
         blob.set_tail(&Tail::of(ino, &node).encode())?;
         let mut step = self.own_step()?;
-        step.txn.put(&key::node(ino), &node.encode())?;
+        step.put_node(ino, &node)?;
         step.txn.delete(&key::detached(place))?;
         step.txn.delete(&key::ahead(ino))?;
         let name = if was_older {
@@ -125,7 +126,7 @@ impl Core {
         let blob = self.content.open(place)?;
         node.allocated_bytes = blob.allocated_bytes();
         node.change = node.change.max(self.next_change());
-        step.txn.put(&key::node(ino), &node.encode())?;
+        step.put_node(ino, &node)?;
         step.txn.delete(&key::ahead(ino))?;
         step.commit(|| Outcome::Done)?;
         Ok(blob.set_tail(&Tail::of(ino, &node).encode())?)

@@ -44,7 +44,9 @@ fn preallocate(blob: &dyn Blob, from: u64, to: u64) -> content_store::Result<()>
 /// The work that a new size leaves for after its commit.
 #[derive(Default)]
 struct Resized {
-    /// The blob that the file no longer has.
+    /// The file no longer has its blob.
+    is_emptied: bool,
+    /// That blob, if no other file has it.
     freed: Option<Place>,
     /// The blob that is longer than the file.
     truncated: Option<Arc<dyn Blob>>,
@@ -100,6 +102,11 @@ impl Core {
             node.mode = posix::kill_priv_by(&ctx.cred, node.kind, node.mode, old_gid);
         }
         let left = self.follow(ctx, pinned.ino, state, &mut node, &set, wanted.acl.as_ref())?;
+        // The directory of snapshots follows its parent to another owner.
+        let is_free = state.node.marks.holds_snapshots && wanted.acl.is_none();
+        if state.node.is_kept_as_is() && !is_free {
+            return Err(FsError::ReadOnly);
+        }
         if set != SetAttr::default() || wanted.acl.is_some() {
             (node.ctime, node.change) = (now, self.next_change());
         }
@@ -135,6 +142,12 @@ impl Core {
     ) -> Result<Attr> {
         let (mut node, set, left) = self.changed(ctx, pinned, state, wanted)?;
         let old_size = state.node.size;
+        if set.size.is_some_and(|size| size > 0 && size != old_size) {
+            self.own_blob(pinned, state)?;
+            node.content.clone_from(&state.node.content);
+            node.marks = state.node.marks;
+            node.allocated_bytes = state.node.allocated_bytes;
+        }
         let grows_to = set.size.filter(|&size| size > old_size);
         if let (Content::Inline(_) | Content::Beside(_), Some(size)) = (&node.content, grows_to)
             && !self.is_small(size)
@@ -166,7 +179,7 @@ impl Core {
             None => Resized::default(),
         };
         left.put(&mut step, pinned.ino)?;
-        step.txn.put(&key::node(pinned.ino), &node.encode())?;
+        step.put_node(pinned.ino, &node)?;
         let attr = node.attr(pinned.ino);
         step.commit(|| outcome(Attr { change: 0, ..attr }))?;
         self.after_resize(pinned.ino, state, &node, resized);
@@ -198,9 +211,10 @@ impl Core {
             }
             Content::Beside(_) => {}
             // The usual reason to empty a file is to write new content.
-            Content::Blob(place) if size == 0 => {
-                resized.freed = Some(*place);
-                step.txn.put(&key::detached(*place), b"")?;
+            Content::Blob(_) if size == 0 => {
+                resized.is_emptied = true;
+                resized.freed = self.drop_blob(step, pinned.ino, &state.node)?;
+                node.marks.is_shared = false;
                 if state.is_ahead {
                     step.txn.delete(&key::ahead(pinned.ino))?;
                 }
@@ -221,9 +235,11 @@ impl Core {
     /// Frees what the committed size gives up. A crash before it is harmless: the next start finds the keys `detached`
     /// and `ahead`.
     fn after_resize(&self, ino: Ino, state: &mut State, node: &Node, resized: Resized) {
-        if let Some(place) = resized.freed {
+        if resized.is_emptied {
             state.blob = std::sync::OnceLock::new();
             state.is_ahead = false;
+        }
+        if let Some(place) = resized.freed {
             self.housekeeper.delete_later(place);
         }
         if let Some(blob) = resized.truncated {
@@ -278,8 +294,11 @@ impl Core {
                 continue;
             }
             let (node, _, left) = self.changed(ctx, pinned, &mut state, wanted)?;
+            if node.marks.holds_snapshots {
+                step.may_change_snapshots();
+            }
             left.put(&mut step, pinned.ino)?;
-            step.txn.put(&key::node(pinned.ino), &node.encode())?;
+            step.put_node(pinned.ino, &node)?;
             if let Some(slot) = slot.filter(|_| is_here) {
                 self.put_edge(&mut step, parent, &name, slot, &Edge::to(pinned.ino, &node))?;
             }
@@ -394,14 +413,16 @@ impl Core {
         change(&mut xattrs)?;
         let mut node = pinned.present(&state);
         node.has_xattrs = !xattrs.is_empty();
-        if !posix::is_own_xattr(name) {
+        if posix::is_own_xattr(name) {
+            step.may_change_snapshots();
+        } else {
             (node.ctime, node.change) = (self.now(), self.next_change());
         }
         match node.has_xattrs {
             true => step.txn.put(&key::xattrs(ino), &encode_xattrs(&xattrs))?,
             false => step.txn.delete(&key::xattrs(ino))?,
         }
-        step.txn.put(&key::node(ino), &node.encode())?;
+        step.put_node(ino, &node)?;
         step.commit(|| Outcome::Done)?;
         state.lacks_capability = false;
         pinned.adopt(&mut state, node);

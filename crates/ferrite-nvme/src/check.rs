@@ -20,6 +20,7 @@ use crate::core::Core;
 use crate::data::{self, Shows, WRONG};
 use crate::format::key;
 use crate::format::node::{Content, Edge, Node};
+use crate::sharing::decode_sharers;
 
 /// Findings that a report lists.
 const FINDINGS_MAX: usize = 10_000;
@@ -63,6 +64,10 @@ pub(crate) enum Mend {
     Number(Ino),
     /// Removes the record of a blob that a node names.
     Attach(Place),
+    /// Makes a part of a snapshot that lies elsewhere an ordinary inode.
+    Release(Ino),
+    /// Sets the number of nodes that share a blob.
+    Sharers { place: Place, count: u64 },
     /// Gives a file copies of what its blob shares with another, and gives it a name that says so.
     Untangle(Ino, Place),
     /// Writes what the node knows to the file's blob.
@@ -150,6 +155,8 @@ impl Mend {
             Mend::Unlike(_) => ("it is moved to lost+found as it is", true),
             Mend::Number(_) => ("it is never given again", false),
             Mend::Attach(_) => ("the record is removed", false),
+            Mend::Release(_) => ("it becomes an ordinary one", false),
+            Mend::Sharers { .. } => ("the number is set", false),
             Mend::Tail(_) => ("the blob is told what the node knows", false),
             Mend::Store(_) => ("the store writes what can be read anew", true),
         }
@@ -189,7 +196,11 @@ struct Seen {
     ahead: HashSet<Ino>,
     detached: HashSet<Place>,
     blobs: HashSet<Place>,
-    users: HashMap<Place, Ino>,
+    users: HashMap<Place, Vec<Ino>>,
+    /// How many nodes say of a blob that they share it.
+    sharing: HashMap<Place, u64>,
+    /// How many do, by the blob's record.
+    sharers: HashMap<Place, u64>,
     /// Data stores that are not available.
     missing: HashSet<u16>,
     /// Data stores that cannot list their blobs.
@@ -236,6 +247,7 @@ impl Core {
         self.read_stores(&mut report, &mut seen)?;
         nodes::judge(self, &mut report, &seen)?;
         small::judge(self, &mut report, &seen)?;
+        Self::judge_sharers(&mut report, &seen);
         self.judge_blobs(&mut report, &seen);
         report.inodes = seen.nodes.len() as u64;
         report.blobs = seen.blobs.len() as u64;
@@ -335,9 +347,16 @@ impl Core {
                 report.found("the mark of a place in no directory", Some(Mend::Drop(key.to_vec())));
             }
         })?;
-        self.each(b'X', |key, _| match key::place_of_detached(key) {
+        self.each(b'X', |key, _| match key::place_of(key) {
             Some(place) => drop(seen.detached.insert(place)),
             None => report.found("a record of a blob cannot be read", Some(Mend::Drop(key.to_vec()))),
+        })?;
+        self.each(b'R', |key, value| match key::place_of(key) {
+            Some(place) => drop(seen.sharers.insert(place, decode_sharers(value).unwrap_or(0))),
+            None => report.found(
+                "a record of a shared blob cannot be read",
+                Some(Mend::Drop(key.to_vec())),
+            ),
         })
     }
 
@@ -365,28 +384,43 @@ impl Core {
             seen.tangled.extend(survey.tangled);
             seen.older.extend(survey.older);
         }
-        for (&ino, node) in &seen.nodes {
-            if let Content::Blob(place) = node.content
-                && let Some(other) = seen.users.insert(place, ino)
-            {
-                report.found(
-                    format!("inodes {other} and {ino} both name {place}"),
-                    Some(Mend::Quarantine(ino.max(other))),
-                );
+        seen.find_users(report);
+        Ok(())
+    }
+
+    /// Judges what records and nodes say about blobs of several files.
+    fn judge_sharers(report: &mut Report, seen: &Seen) {
+        let mut places: Vec<&Place> = seen.sharing.keys().chain(seen.sharers.keys()).collect();
+        places.sort_unstable();
+        places.dedup();
+        for &place in places {
+            let (found, says) = (seen.sharing.get(&place), seen.sharers.get(&place));
+            match (found, says) {
+                (Some(found), Some(says)) if found == says => {}
+                (Some(&count), _) => {
+                    let says = says.map_or("no record has their number".into(), |says| {
+                        format!("the record says {says}")
+                    });
+                    let what = format!("{count} files share {place}, {says}");
+                    report.found(what, Some(Mend::Sharers { place, count }));
+                }
+                (None, _) => {
+                    let way = Some(Mend::Drop(key::sharers(place)));
+                    report.found(format!("no file shares {place}, and a record says so"), way);
+                }
             }
         }
-        Ok(())
     }
 
     fn judge_blobs(&self, report: &mut Report, seen: &Seen) {
         for &place in &seen.tangled {
-            if let Some(&ino) = seen.users.get(&place) {
+            for &ino in seen.users_of(place) {
                 let what = format!("inode {ino}: its blob names clusters of another; what they hold may be either's");
                 report.found(what, Some(Mend::Untangle(ino, place)));
             }
         }
         for &place in &seen.older {
-            if let Some(&ino) = seen.users.get(&place) {
+            for &ino in seen.users_of(place) {
                 let what = format!("inode {ino}: what was written last to it is lost with metadata of its blob");
                 report.found(what, Some(Mend::Older(ino, place)));
             }
@@ -407,19 +441,80 @@ impl Core {
     }
 }
 
-/// The chain of parents of a directory ends at the root.
-fn is_below_root(seen: &Seen, dir: Ino) -> bool {
-    let mut at = dir;
-    for _ in 0..=seen.nodes.len() {
-        if at == ROOT_INO {
-            return true;
+impl Seen {
+    /// Finds which node names which blob, and blobs that several name although one of them says that it is its own.
+    fn find_users(&mut self, report: &mut Report) {
+        let mut inos: Vec<Ino> = self.nodes.keys().copied().collect();
+        inos.sort_unstable();
+        for ino in inos {
+            let node = &self.nodes[&ino];
+            let Content::Blob(place) = node.content else { continue };
+            let is_shared = node.marks.is_shared;
+            *self.sharing.entry(place).or_default() += u64::from(is_shared);
+            let users = self.users.entry(place).or_default();
+            users.push(ino);
+            let &[.., other, _] = &users[..] else { continue };
+            if !(is_shared && self.nodes[&other].marks.is_shared) {
+                let unshared = if is_shared { other } else { ino };
+                report.found(
+                    format!("inodes {other} and {ino} both name {place}"),
+                    Some(Mend::Quarantine(unshared)),
+                );
+            }
         }
-        match seen.names.get(&at).and_then(|names| names.first()) {
-            Some(name) => at = name.parent,
-            None => return false,
-        }
+        self.sharing.retain(|_, &mut count| count > 0);
     }
-    false
+
+    fn users_of(&self, place: Place) -> &[Ino] {
+        self.users.get(&place).map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether an inode lies in a snapshot, or in a tree that is being removed, as far as its first name tells.
+    fn is_below_snapshots(&self, ino: Ino) -> bool {
+        let mut at = ino;
+        for _ in 0..=self.nodes.len() {
+            let Some(name) = self.names.get(&at).and_then(|names| names.first()) else {
+                return self.orphans.contains(&at);
+            };
+            at = name.parent;
+            if self.nodes.get(&at).is_some_and(|node| node.marks.holds_snapshots) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The end of the chain of parents of a directory.
+    fn top_of(&self, dir: Ino) -> Top {
+        let mut at = dir;
+        for _ in 0..=self.nodes.len() {
+            if at == ROOT_INO {
+                return Top::Root;
+            }
+            match self.names.get(&at).and_then(|names| names.first()) {
+                Some(name) => at = name.parent,
+                None if self.is_orphan_tree(at) => return Top::Orphan,
+                None => return Top::Unknown,
+            }
+        }
+        Top::Unknown
+    }
+
+    /// Whether a directory is the top of a tree that the next start removes.
+    fn is_orphan_tree(&self, dir: Ino) -> bool {
+        let marks = self.nodes.get(&dir).map(|node| node.marks);
+        self.orphans.contains(&dir) && marks.is_some_and(|marks| marks.is_orphan_tree)
+    }
+}
+
+/// The directory that a directory is below.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Top {
+    Root,
+    /// A tree that is being removed.
+    Orphan,
+    /// None, or itself.
+    Unknown,
 }
 
 /// Kinds whose content lies in the node alone.

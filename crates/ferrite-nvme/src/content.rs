@@ -14,8 +14,8 @@ use std::sync::Arc;
 use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_vfs::buffers::Buffer;
 use ferrite_vfs::{
-    Attr, BadArgument, Ctx, FallocateMode, FsError, Ino, OpenFile, OpenMode, Outcome, Position, ReadDone, Result,
-    SetAttr, WriteDone, WriteMode, Written, posix,
+    Attr, BadArgument, CloneRange, Ctx, FallocateMode, FsError, Ino, OpenFile, OpenMode, Outcome, Position, ReadDone,
+    Result, SetAttr, WriteDone, WriteMode, Written, posix,
 };
 
 use crate::FILE_BYTES_MAX;
@@ -57,9 +57,9 @@ impl NvmeFile {
         self.mode.write
     }
 
-    /// A read has happened; `no_atime` is that of its [`Ctx`].
-    pub(crate) fn note_access(&self, no_atime: bool) {
-        if !no_atime && !self.mode.no_atime && !self.core().is_read_only {
+    /// A read of a file with this state has happened; `no_atime` is that of its [`Ctx`].
+    pub(crate) fn note_access(&self, state: &State, no_atime: bool) {
+        if !no_atime && !self.mode.no_atime && !self.core().is_read_only && !state.node.is_kept_as_is() {
             self.core().accessed(&self.pinned);
         }
     }
@@ -88,7 +88,7 @@ impl NvmeFile {
             }
             _ => {}
         }
-        self.note_access(no_atime);
+        self.note_access(&state, no_atime);
         Ok(count)
     }
 
@@ -100,20 +100,13 @@ impl NvmeFile {
         if let Some(written) = core.overwrite(ctx, &self.pinned, mode, data)? {
             return Ok(written);
         }
-        core.change(
-            ctx,
-            |outcome| match outcome {
-                Outcome::Wrote { offset, len_bytes } => Ok(Written::new(offset, len_bytes as usize)),
-                _ => Err(FsError::Superseded),
-            },
-            |step| {
-                let mut step = Some(step);
-                core.with_map_space(|| {
-                    let step = step.take().unwrap_or_else(|| core.step_of(ctx));
-                    core.write(ctx, step, &self.pinned, mode, data)
-                })
-            },
-        )
+        core.change(ctx, wrote, |step| {
+            let mut step = Some(step);
+            core.with_map_space(|| {
+                let step = step.take().unwrap_or_else(|| core.step_of(ctx));
+                core.write(ctx, step, &self.pinned, mode, data)
+            })
+        })
     }
 
     fn done(outcome: Outcome) -> Result<()> {
@@ -121,6 +114,14 @@ impl NvmeFile {
             Outcome::Done => Ok(()),
             _ => Err(FsError::Superseded),
         }
+    }
+}
+
+/// The answer to a write, from its outcome.
+fn wrote(outcome: Outcome) -> Result<Written> {
+    match outcome {
+        Outcome::Wrote { offset, len_bytes } => Ok(Written::new(offset, len_bytes as usize)),
+        _ => Err(FsError::Superseded),
     }
 }
 
@@ -153,7 +154,14 @@ impl Core {
         Ok(state.blob.get_or_init(|| blob))
     }
 
-    fn change_of(&self, ctx: &Ctx, pinned: &InodeRef, state: &mut State, kill_priv: bool, size: u64) -> Change {
+    pub(crate) fn change_of(
+        &self,
+        ctx: &Ctx,
+        pinned: &InodeRef,
+        state: &mut State,
+        kill_priv: bool,
+        size: u64,
+    ) -> Change {
         let mut node = pinned.present(state);
         let now = self.now();
         (node.mtime, node.ctime, node.change) = (now, now, self.next_change());
@@ -191,7 +199,7 @@ impl Core {
         node.has_xattrs = change.has_xattrs;
         let mut step = self.own_step()?;
         left.put(&mut step, pinned.ino)?;
-        step.txn.put(&key::node(pinned.ino), &node.encode())?;
+        step.put_node(pinned.ino, &node)?;
         step.commit(|| Outcome::Done)?;
         pinned.adopt(state, node);
         Ok(())
@@ -212,7 +220,7 @@ impl Core {
         if let Some(xattrs) = &xattrs {
             step.txn.put(&key::xattrs(pinned.ino), &encode_xattrs(xattrs))?;
         }
-        step.txn.put(&key::node(pinned.ino), &before.encode())?;
+        step.put_node(pinned.ino, &before)?;
         step.commit(|| Outcome::Done)?;
         pinned.adopt(state, before);
         Ok(())
@@ -281,7 +289,7 @@ impl Core {
         blob.sync()?;
         node.allocated_bytes = blob.allocated_bytes();
         left.put(&mut step, pinned.ino)?;
-        step.txn.put(&key::node(pinned.ino), &node.encode())?;
+        step.put_node(pinned.ino, &node)?;
         step.commit(outcome)?;
         pinned.adopt(state, node);
         Ok(())
@@ -352,7 +360,7 @@ impl Core {
             node.content = Content::Blob(place);
             node.allocated_bytes = blob.allocated_bytes();
             left.put(&mut step, pinned.ino)?;
-            step.txn.put(&key::node(pinned.ino), &node.encode())?;
+            step.put_node(pinned.ino, &node)?;
             if !is_seeded(Bug::RecordStays) {
                 step.txn.delete(&key::detached(place))?;
             }
@@ -388,7 +396,7 @@ impl Core {
         let Change { mut node, left, .. } = change;
         left.put(&mut step, pinned.ino)?;
         node.content = self.put_small(&mut step, pinned.ino, &state.node.content, bytes)?;
-        step.txn.put(&key::node(pinned.ino), &node.encode())?;
+        step.put_node(pinned.ino, &node)?;
         step.commit(outcome)?;
         self.count_small(Some(&state.node.content), Some(&node.content));
         pinned.adopt(state, node);
@@ -414,6 +422,10 @@ impl Core {
         }
         let end = offset.checked_add(data.len() as u64);
         let end = end.filter(|&end| end <= FILE_BYTES_MAX).ok_or(FsError::FileTooBig)?;
+        if state.node.is_kept_as_is() {
+            return Err(FsError::ReadOnly);
+        }
+        self.own_blob(pinned, &mut state)?;
         let size = state.node.size.max(end);
         let mut change = self.change_of(ctx, pinned, &mut state, mode.kill_priv, size);
         (change.wanted_bytes, change.is_in_place) = (data.len() as u64, offset < state.node.size);
@@ -467,6 +479,10 @@ impl Core {
             true => state.node.size,
             false => state.node.size.max(end),
         };
+        if state.node.is_kept_as_is() {
+            return Err(FsError::ReadOnly);
+        }
+        self.own_blob(pinned, &mut state)?;
         let mut change = self.change_of(ctx, pinned, &mut state, false, size);
         if mode != FallocateMode::PunchHole {
             change.wanted_bytes = len;
@@ -550,6 +566,15 @@ impl OpenFile for NvmeFile {
                 core.fallocate(ctx, step, &self.pinned, mode, (offset, len))
             })
         })
+    }
+
+    fn clone_range(&self, ctx: &Ctx, range: &CloneRange) -> Result<Written> {
+        if !self.mode.write {
+            return Err(FsError::BadHandle);
+        }
+        let core = self.core();
+        core.check_clone_range(&self.pinned, range)?;
+        core.change(ctx, wrote, |step| core.clone_range(ctx, step, &self.pinned, range))
     }
 
     fn seek_data(&self, _: &Ctx, offset: u64) -> Result<u64> {

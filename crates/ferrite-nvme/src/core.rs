@@ -19,11 +19,13 @@ use ferrite_vfs::{BadArgument, Ctx, DedupToken, FsError, Ino, Outcome, Result, T
 use crate::blobs::MadeBlobs;
 use crate::content_store::{ContentStore, Limits, UniqueIds};
 use crate::format::key;
+use crate::format::node::Node;
 use crate::format::pool::PoolRecord;
 use crate::freeze_barrier::FreezeBarrier;
 use crate::housekeeper::Housekeeper;
 use crate::lock_order;
 use crate::table::Table;
+use crate::unfinished::Unfinished;
 
 /// Slots for tokens.
 pub(crate) const DEDUP_SLOTS: u32 = 1 << 16;
@@ -51,9 +53,12 @@ pub(crate) struct Core {
     /// another thread determines the order of two directories.
     pub(crate) renames: RwLock<lock_order::Renames, ()>,
     pub(crate) freeze_barrier: FreezeBarrier,
+    pub(crate) unfinished: Unfinished,
     pub(crate) housekeeper: Housekeeper,
     /// For submitted calls that have to wait.
     pub(crate) workers: Arc<Workers>,
+    /// For the end of transfers that are inside the barrier: its thread never waits to enter that.
+    pub(crate) finishers: Arc<Workers>,
     pub(crate) pool: Mutex<lock_order::PoolRecord, PoolRecord>,
     /// The first number that has not been given to an inode.
     pub(crate) next_ino: Mutex<lock_order::NextInode, Ino>,
@@ -94,6 +99,9 @@ pub(crate) struct Step<'c> {
     core: &'c Core,
     pub(crate) txn: Box<dyn Transaction + 'c>,
     token: Option<DedupToken>,
+    /// It must not change what stays as it is in snapshots.
+    guards_snapshots: bool,
+    changes_snapshot: bool,
 }
 
 impl Step<'_> {
@@ -102,14 +110,39 @@ impl Step<'_> {
         self.token.is_some()
     }
 
+    /// Puts a node. Every change of a file or a directory puts a node or guards it, so no caller changes a snapshot.
+    pub(crate) fn put_node(&mut self, ino: Ino, node: &Node) -> Result<()> {
+        self.guard(node);
+        Ok(self.txn.put(&key::node(ino), &node.encode())?)
+    }
+
+    /// The step changes an inode that has this node now. If that stays as it is, the commit is refused.
+    pub(crate) fn guard(&mut self, node: &Node) {
+        self.changes_snapshot |= node.is_kept_as_is();
+    }
+
+    /// It makes or removes a snapshot, or changes state that a service keeps about one.
+    pub(crate) fn may_change_snapshots(&mut self) {
+        self.guards_snapshots = false;
+    }
+
+    fn check_guard(&self) -> Result<()> {
+        match self.guards_snapshots && self.changes_snapshot {
+            true => Err(FsError::ReadOnly),
+            false => Ok(()),
+        }
+    }
+
     /// Refuses now what [`Self::commit`] would refuse for lack of space; the commit then no longer refuses it. For
     /// changes that have effects before the commit.
     pub(crate) fn admit(&mut self) -> Result<()> {
+        self.check_guard()?;
         Ok(self.txn.admit()?)
     }
 
-    /// Makes it durable, with its outcome.
+    /// Makes it durable, with its outcome. `ReadOnly` if it would change a snapshot.
     pub(crate) fn commit(mut self, outcome: impl FnOnce() -> Outcome) -> Result<()> {
+        self.check_guard()?;
         if let Some(token) = self.token {
             self.core.put_outcome(&mut *self.txn, token, &outcome())?;
         }
@@ -184,6 +217,8 @@ impl Core {
             core: self,
             txn: self.meta.begin(),
             token: None,
+            guards_snapshots: false,
+            changes_snapshot: false,
         })
     }
 
@@ -193,6 +228,8 @@ impl Core {
             core: self,
             txn: self.meta.begin(),
             token: ctx.token,
+            guards_snapshots: true,
+            changes_snapshot: false,
         }
     }
 
@@ -206,26 +243,52 @@ impl Core {
     ) -> Result<T> {
         let _inside = self.freeze_barrier.enter();
         self.check_writable()?;
-        if let Some(token) = ctx.token
-            && let Some(outcome) = self.told(token)?
-        {
-            return match outcome {
-                Outcome::Failed(error) => Err(error),
-                outcome => again(outcome),
-            };
+        if let Some(outcome) = self.outcome_of(ctx)? {
+            return again(outcome);
         }
         let answer = change(self.step_of(ctx));
-        if answer.is_err() {
-            self.check_owned();
+        self.keep_failure(ctx, &answer)?;
+        answer
+    }
+
+    /// The same for a change that shuts the barrier itself, for as long as it keeps all others out. No lock is held.
+    pub(crate) fn change_alone<'c, T>(
+        &'c self,
+        ctx: &Ctx,
+        again: impl FnOnce(Outcome) -> Result<T>,
+        change: impl FnOnce(Step<'c>) -> Result<T>,
+    ) -> Result<T> {
+        self.check_writable()?;
+        if let Some(outcome) = self.outcome_of(ctx)? {
+            return again(outcome);
         }
-        if let (Some(token), Err(error)) = (ctx.token, &answer)
+        let answer = change(self.step_of(ctx));
+        let _inside = self.freeze_barrier.enter();
+        self.keep_failure(ctx, &answer)?;
+        answer
+    }
+
+    /// The outcome of an earlier change with this token, if it was made.
+    fn outcome_of(&self, ctx: &Ctx) -> Result<Option<Outcome>> {
+        let Some(token) = ctx.token else { return Ok(None) };
+        match self.told(token)? {
+            Some(Outcome::Failed(error)) => Err(error),
+            other => Ok(other),
+        }
+    }
+
+    /// Keeps the failure of a change with a token.
+    fn keep_failure<T>(&self, ctx: &Ctx, answer: &Result<T>) -> Result<()> {
+        let Err(error) = answer else { return Ok(()) };
+        self.check_owned();
+        if let Some(token) = ctx.token
             && dedup::keeps(error)
         {
             let mut txn = self.meta.begin();
             self.put_outcome(&mut *txn, token, &Outcome::Failed(error.clone()))?;
             txn.commit().map_err(|error| self.commit_failed(error))?;
         }
-        answer
+        Ok(())
     }
 
     /// The outcome of an earlier change with this token, if any.

@@ -3,6 +3,7 @@
 //! Invariant: nothing is changed here. Small files have their content in their nodes, which the metadata store
 //! verifies.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -77,12 +78,15 @@ impl Pace {
 }
 
 impl Core {
-    fn files_in_blobs(&self) -> Result<Vec<(Ino, Place)>> {
-        let mut files = Vec::new();
+    /// The blobs that verify their content, each with the files that have it.
+    fn files_in_blobs(&self) -> Result<BTreeMap<Place, Vec<Ino>>> {
+        let mut files: BTreeMap<Place, Vec<Ino>> = BTreeMap::new();
         self.each(b'N', |at, value| {
             let node = Node::decode(value).map(|node| node.content);
-            if let (Some(ino), Some(Content::Blob(place))) = (key::ino_of(at), node) {
-                files.push((ino, place));
+            if let (Some(ino), Some(Content::Blob(place))) = (key::ino_of(at), node)
+                && self.content.has_checksums(place.store)
+            {
+                files.entry(place).or_default().push(ino);
             }
         })?;
         Ok(files)
@@ -95,12 +99,7 @@ impl Core {
     /// Errors of the stores.
     pub(crate) fn verify_data(&self, bytes_a_s: Option<u64>, show: Shows<'_>) -> Result<DataFound> {
         let mut found = DataFound::default();
-        let verifies = |place: &Place| self.content.has_checksums(place.store);
-        let files: Vec<(Ino, Place)> = self
-            .files_in_blobs()?
-            .into_iter()
-            .filter(|(_, place)| verifies(place))
-            .collect();
+        let files = self.files_in_blobs()?;
         if files.is_empty() {
             return Ok(found);
         }
@@ -111,7 +110,7 @@ impl Core {
             bytes_a_s,
         };
         let mut done = 0;
-        for (ino, place) in files {
+        for (place, users) in files {
             let Ok(blob) = self.content.open(place) else { continue };
             let mut damaged = DataDamage::default();
             let mut at = 0;
@@ -132,7 +131,8 @@ impl Core {
                 at = (from / CLUSTER_BYTES + 1) * CLUSTER_BYTES;
             }
             if damaged != DataDamage::default() {
-                found.damaged.push((ino, place, damaged));
+                let each = users.into_iter().map(|ino| (ino, place, damaged.clone()));
+                found.damaged.extend(each);
             }
         }
         Ok(found)

@@ -15,6 +15,7 @@ use crate::blobs::Made;
 use crate::content_store::Place;
 use crate::core::Core;
 use crate::format::key;
+use crate::housekeeper::MANY;
 
 /// How many blobs are made at once.
 const MADE_AT_ONCE: usize = 16;
@@ -91,9 +92,15 @@ impl Core {
         step.commit(|| ferrite_vfs::Outcome::Done)
     }
 
-    /// Deletes blobs whose records stand, and then the records. A blob that is already missing was deleted before a
-    /// crash.
+    /// Deletes blobs whose records stand, and then the records, by steps that any store takes. A blob that is already
+    /// missing was deleted before a crash.
     pub(crate) fn delete_blobs(&self, places: &[Place]) -> Result<()> {
+        places
+            .chunks(MANY)
+            .try_for_each(|places| self.delete_some_blobs(places))
+    }
+
+    fn delete_some_blobs(&self, places: &[Place]) -> Result<()> {
         let mut step = self.own_step()?;
         for &place in places {
             match self.content.delete(place) {

@@ -1,21 +1,18 @@
 //! The engine behind the trait: dispatch of each call, with the answers that tokens repeat.
 
-use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, DirEntry, FileKind, FileSystem, FsError, Ino, Limits, NewFile, NewNode, OpenFile, OpenMode,
-    Opened, Outcome, PATH_MAX, RenameMode, Result, SNAPSHOTS_NAME, SetAttr, StatFs, Unsupported, XattrMode,
+    Opened, Outcome, PATH_MAX, RenameMode, Result, SNAPSHOTS_NAME, SetAttr, StatFs, XattrMode,
 };
 
 use crate::FILE_BYTES_MAX;
 use crate::blobs::capacity;
 use crate::core::DEDUP_SLOTS;
-use crate::format::key;
-use crate::format::node::Edge;
-use crate::names::{New, is_dir, missing};
+use crate::names::{Listed, New, is_dir, missing, unreadable_entry};
 use crate::owner::Owner;
 use crate::rights::Wanted;
 
@@ -37,13 +34,6 @@ fn done(outcome: Outcome) -> Result<()> {
 
 fn kept(attr: Attr) -> Outcome {
     Outcome::Attr(Attr { change: 0, ..attr })
-}
-
-/// A name as a listing found it.
-struct Listed {
-    name: Vec<u8>,
-    cookie: u64,
-    edge: Edge,
 }
 
 impl NvmeFs {
@@ -70,39 +60,39 @@ impl NvmeFs {
         )
     }
 
+    /// The same for a change that keeps all others out.
+    fn clone_change(
+        &self,
+        ctx: &Ctx,
+        change: impl FnOnce(crate::core::Step<'_>) -> Result<(crate::inode_ref::InodeRef, Attr)>,
+    ) -> Result<Attr> {
+        self.0.change_alone(
+            ctx,
+            |outcome| self.attr_again(ctx, outcome),
+            |step| change(step).map(|(pinned, attr)| self.0.give(ctx, pinned, attr)),
+        )
+    }
+
+    /// Whether listings leave an entry out: a directory of snapshots.
+    fn is_hidden(&self, entry: &Listed) -> bool {
+        let may_hold = entry.edge.kind == FileKind::Directory && entry.name == SNAPSHOTS_NAME;
+        may_hold && self.takes_snapshots(entry.edge.ino)
+    }
+
     /// Lists a directory, some names at a time. No lock is held while `sink` runs.
     fn list(&self, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&Listed) -> bool) -> Result<()> {
         is_dir(&*self.0.dir(dir)?.read().map_err(missing)?)?;
         let mut cookie = cookie;
         loop {
-            let mut listed = Vec::new();
-            let mut damaged = false;
-            let Some(next) = cookie.checked_add(1) else {
-                return Ok(());
-            };
-            let (from, to) = key::edges_from(dir, next);
-            self.0.meta.scan(&from, &to, &mut |key, value| {
-                match (key::parts_of_edge(key), Edge::decode(value)) {
-                    (Some((_, cookie, name)), Some(edge)) => listed.push(Listed {
-                        name: name.to_vec(),
-                        cookie,
-                        edge,
-                    }),
-                    _ => damaged = true,
-                }
-                match listed.len() < NAMES_AT_ONCE && !damaged {
-                    true => ControlFlow::Continue(()),
-                    false => ControlFlow::Break(()),
-                }
-            })?;
+            let (listed, is_damaged) = self.0.names_after(dir, cookie, NAMES_AT_ONCE)?;
             for entry in &listed {
-                if !sink(entry) {
+                if !self.is_hidden(entry) && !sink(entry) {
                     return Ok(());
                 }
                 cookie = entry.cookie;
             }
-            if damaged {
-                return Err(FsError::damaged(dir, "one of its entries cannot be read"));
+            if is_damaged {
+                return Err(unreadable_entry(dir));
             }
             if listed.len() < NAMES_AT_ONCE {
                 return Ok(());
@@ -224,8 +214,8 @@ impl FileSystem for NvmeFs {
     }
 
     fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
-        if name == SNAPSHOTS_NAME {
-            return Err(FsError::NotSupported(Unsupported::Clone));
+        if self.takes_snapshots(parent) {
+            return self.clone_change(ctx, |step| self.0.take_snapshot(ctx, step, parent, name));
         }
         self.attr_change(ctx, |step| {
             self.0
@@ -253,12 +243,27 @@ impl FileSystem for NvmeFs {
         self.attr_change(ctx, |step| self.0.link(ctx, step, ino, parent, name))
     }
 
+    fn clone_tree(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
+        self.clone_change(ctx, |step| self.0.clone_tree(ctx, step, ino, parent, name))
+    }
+
+    fn takes_snapshots(&self, dir: Ino) -> bool {
+        let pinned = self.0.pin(dir);
+        pinned.is_ok_and(|pinned| pinned.read().is_ok_and(|state| state.node.marks.holds_snapshots))
+    }
+
     fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
         self.0.change(ctx, done, |step| self.0.unlink(ctx, step, parent, name))
     }
 
     fn rmdir(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
-        self.0.change(ctx, done, |step| self.0.rmdir(ctx, step, parent, name))
+        let again = |outcome| done(outcome).map(|()| None);
+        let removed = self
+            .0
+            .change(ctx, again, |step| self.0.rmdir(ctx, step, parent, name))?;
+        // A snapshot without other pins goes here.
+        drop(removed);
+        Ok(())
     }
 
     fn rename(
@@ -355,6 +360,8 @@ impl FileSystem for NvmeFs {
     }
 
     fn drop_orphans(&self, _: &Ctx) -> Result<()> {
+        // Not while a clone is made, which is an orphan until it has its name.
+        let _inside = self.0.freeze_barrier.enter();
         self.0.free_orphans()
     }
 

@@ -19,12 +19,13 @@ pub(crate) const MANY: usize = 256;
 pub(crate) struct Queue {
     pub(crate) inodes: Vec<Ino>,
     pub(crate) places: Vec<Place>,
+    pub(crate) orphans: Vec<Ino>,
     pub(crate) is_stopping: bool,
 }
 
 impl Queue {
     pub(crate) fn len(&self) -> usize {
-        self.inodes.len() + self.places.len()
+        self.inodes.len() + self.places.len() + self.orphans.len()
     }
 }
 
@@ -33,6 +34,8 @@ impl Queue {
 pub(crate) struct Housekeeper {
     pub(crate) queue: Mutex<lock_order::WorkQueue, Queue>,
     pub(crate) changed: Condvar,
+    /// Held while inodes without a name are freed, so that a check knows when they are.
+    pub(crate) freeing: Mutex<lock_order::FreeingOrphans, ()>,
     /// Held while nodes are stored, so that a thread that waits for it knows when they are.
     pub(crate) storing: Mutex<lock_order::StoringNodes, ()>,
     /// The same while blobs are deleted. Its holder waits for no inode, so any thread that needs space may take it.
@@ -55,6 +58,13 @@ impl Housekeeper {
         self.told(&queue);
     }
 
+    /// Queues an unpinned inode without a name that could not be freed while changes were held back. Never waits.
+    pub(crate) fn free_later(&self, ino: Ino) {
+        let mut queue = self.queue.lock();
+        queue.orphans.push(ino);
+        self.told(&queue);
+    }
+
     fn told(&self, queue: &Queue) {
         if queue.len() == 1 || queue.len() >= MANY {
             self.changed.notify_all();
@@ -64,6 +74,11 @@ impl Housekeeper {
     /// Whether blobs are queued for deletion.
     pub(crate) fn deletes(&self) -> bool {
         !self.queue.lock().places.is_empty()
+    }
+
+    /// Whether long work should end.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.queue.lock().is_stopping
     }
 
     /// Stops the thread, and waits for its current work.

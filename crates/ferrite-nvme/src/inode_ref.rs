@@ -72,8 +72,10 @@ impl Core {
         }
         let mut state = pinned.state.write_ordered(ino);
         if state.is_none() {
-            let value = self.meta.get(&key::node(ino))?.ok_or(FsError::Stale)?;
-            let node = Node::decode(&value).ok_or_else(|| FsError::damaged(ino, "its node cannot be read"))?;
+            let node = self.unfinished.read(ino, || {
+                let value = self.meta.get(&key::node(ino))?.ok_or(FsError::Stale)?;
+                Node::decode(&value).ok_or_else(|| FsError::damaged(ino, "its node cannot be read"))
+            })?;
             pinned.init(&mut state, node, false);
             if let Some(state) = state.as_mut() {
                 state.is_behind = self.behind.lock().contains(&ino);
@@ -132,19 +134,27 @@ impl Core {
             _ => false,
         };
         let may_change = is_orphan && !self.is_closed() && !self.is_read_only;
-        // While changes are held back, the node waits for the next start.
         let Some(_inside) = may_change.then(|| self.freeze_barrier.try_enter()).flatten() else {
-            shard.release(inode);
+            match may_change {
+                // While changes are held back, it waits.
+                true => self.housekeeper.free_later(inode.ino),
+                false => shard.release(inode),
+            }
             return;
         };
         inode.pins.store(1, Ordering::Release);
         drop(shard);
-        if let Err(error) = self.free(inode) {
+        let freed = self.free(inode);
+        if let Err(error) = &freed {
             tracing::warn!(ino = inode.ino, %error, "a file without a name is freed at the next start");
         }
         let mut shard = self.table.shard(inode.ino).lock();
-        if inode.pins.fetch_sub(1, Ordering::AcqRel) == 1 {
-            shard.inodes.remove(&inode.ino);
+        if inode.pins.fetch_sub(1, Ordering::AcqRel) > 1 {
+            return;
+        }
+        match freed {
+            Ok(false) => self.housekeeper.free_later(inode.ino),
+            _ => drop(shard.inodes.remove(&inode.ino)),
         }
     }
 

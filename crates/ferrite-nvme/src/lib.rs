@@ -6,13 +6,14 @@
 //! lives.
 //!
 //! The layers, from the lowest: `content_store` (where content lives); `format` (keys and values); `table` (inodes in
-//! memory), `blobs` (blobs made in advance), `housekeeper` (a list of work), `freeze_barrier`, `lock_order`; `core`
-//! (what all operations share: steps, tokens, numbers); `inode_ref`, `detached`, `reclaim`, `small` (content without a
-//! blob), `rights`; `names` (edges, creating, removing, renaming), `attr`, `data` (damaged content), `content` (open
-//! files); `check`, `repair`, `adopt` (blobs without a name); `fs` (the trait); `open` (making, opening, recovery);
-//! `refusal`, `config`, `description`, `backend`, `ceph`, `pool`, `ownership_info`, `volume` (pools of real parts),
-//! `examination` (their servers), `candidate` (servers that hand a pool to each other), `salvage` (metadata that cannot
-//! be read as a whole).
+//! memory), `blobs` (blobs made in advance), `housekeeper` (a list of work), `freeze_barrier`, `unfinished` (inodes of
+//! a clone that is being made), `lock_order`; `core` (what all operations share: steps, tokens, numbers); `inode_ref`,
+//! `detached`, `reclaim`, `small` (content without a blob), `rights`, `sharing` (blobs of several files); `names`
+//! (edges, creating, removing, renaming, cloning), `attr`, `data` (damaged content), `content` (open files),
+//! `whole_copy`; `check`, `repair`, `adopt` (blobs without a name); `fs` (the trait); `open` (making, opening,
+//! recovery); `refusal`, `config`, `description`, `backend`, `ceph`, `pool`, `ownership_info`, `volume` (pools of real
+//! parts), `examination` (their servers), `candidate` (servers that hand a pool to each other), `salvage` (metadata
+//! that cannot be read as a whole).
 //!
 //! *Architecture invariant:* an operation takes its locks in the order that `lock_order` lists. The transaction's own
 //! locks on places of names, by key, come between directories and inodes; those on nodes, by key, come last: then it
@@ -70,11 +71,14 @@ mod rights;
 mod salvage;
 #[cfg(all(test, feature = "postgres"))]
 mod scale_tests;
+mod sharing;
 mod small;
 mod table;
 mod transfer;
+mod unfinished;
 #[cfg(feature = "rocksdb")]
 mod volume;
+mod whole_copy;
 
 #[cfg(feature = "rocksdb")]
 pub use backend::MetaBlobs;

@@ -7,6 +7,8 @@ ferrite_checks::ranks! {
     "ferrite-nvme":
     /// Held until the housekeeper's thread has ended.
     Thread = 10;
+    /// Held while inodes without a name are freed.
+    FreeingOrphans = 15;
     /// Held while the housekeeper stores nodes, whose inodes it only tries to lock.
     StoringNodes = 20;
     /// Held by renames between directories: which directory is above which stays true until they have locked both.

@@ -25,7 +25,7 @@ use crate::check::Report;
 use crate::content_store::{ContentStore, Guard, LocalContent, Place, UniqueIds};
 use crate::core::{Clock, Core, EPOCH_SHIFT, system_clock};
 use crate::format::key;
-use crate::format::node::{Content, Node};
+use crate::format::node::{Content, Marks, Node};
 use crate::format::pool::{self, PoolRecord};
 use crate::format::tail::Tail;
 use crate::freeze_barrier::FreezeBarrier;
@@ -36,6 +36,7 @@ use crate::reclaim;
 use crate::repair::Repaired;
 use crate::small::SMALL_BYTES_MAX;
 use crate::table::Table;
+use crate::unfinished::Unfinished;
 
 /// Bits of the hash that places a name; cookies stay below 2^62.
 pub(crate) const HASH_BITS: u32 = 62;
@@ -43,6 +44,8 @@ pub(crate) const HASH_BITS: u32 = 62;
 const EPOCHS: u64 = 1 << (u64::BITS - EPOCH_SHIFT);
 /// Threads for submitted calls that have to wait.
 const WORKERS: usize = 4;
+/// Threads for the end of transfers.
+const FINISHERS: usize = 1;
 
 /// How a pool is opened.
 #[non_exhaustive]
@@ -157,6 +160,7 @@ pub(crate) fn empty_root(uid: u32, gid: u32) -> Node {
         parent: ROOT_INO,
         has_xattrs: false,
         is_nameless: false,
+        marks: Marks::default(),
         content: Content::Inline(Vec::new()),
     }
 }
@@ -198,7 +202,7 @@ pub fn assemble_with(meta: Box<dyn MetaStore>, content: Box<dyn ContentStore>, o
         is_clean: false,
         ..record.clone()
     };
-    let workers = Workers::start(WORKERS).map_err(|error| FsError::Io(format!("no threads for transfers: {error}")))?;
+    let (workers, finishers) = (workers(WORKERS)?, workers(FINISHERS)?);
     let core = Arc::new(Core {
         meta,
         content,
@@ -210,7 +214,9 @@ pub fn assemble_with(meta: Box<dyn MetaStore>, content: Box<dyn ContentStore>, o
         renames: RwLock::new(()),
         freeze_barrier: FreezeBarrier::default(),
         housekeeper: Housekeeper::default(),
-        workers: Arc::new(workers),
+        workers,
+        finishers,
+        unfinished: Unfinished::new(),
         next_ino: Mutex::new(record.next_ino),
         inodes: AtomicU64::new(record.inodes),
         small_files: AtomicU64::new(record.small_files),
@@ -231,13 +237,7 @@ pub fn assemble_with(meta: Box<dyn MetaStore>, content: Box<dyn ContentStore>, o
         pool: Mutex::new(record),
     });
     if !options.read_only {
-        // A crash after this needs recovery, and no later opening has this epoch, which content may carry from now on.
-        core.put_pool(&opened)?;
-        *core.pool.lock() = opened;
-        core.fence_and_recover(guard)?;
-        if !was_clean {
-            core.count_inodes()?;
-        }
+        core.begin(opened, guard, was_clean)?;
         if !options.keep_orphans {
             core.free_orphans()?;
         }
@@ -245,6 +245,11 @@ pub fn assemble_with(meta: Box<dyn MetaStore>, content: Box<dyn ContentStore>, o
     }
     core.count_for_look(was_clean)?;
     Ok(NvmeFs(Owner::of(core)))
+}
+
+fn workers(count: usize) -> Result<Arc<Workers>> {
+    let no_threads = |error| FsError::Io(format!("no threads for transfers: {error}"));
+    Workers::start(count).map(Arc::new).map_err(no_threads)
 }
 
 /// Whether this is the content of the pool. A look at a pool that a server owns has none of its content, of whichever
@@ -315,6 +320,18 @@ fn number(key: &[u8]) -> Result<Ino> {
 }
 
 impl Core {
+    /// Begins an opening for changes, which has this record: recovers the pool, and counts after a crash.
+    fn begin(self: &Arc<Core>, opened: PoolRecord, guard: Guard, was_clean: bool) -> Result<()> {
+        // A crash after this needs recovery, and no later opening has this epoch, which content may carry from now on.
+        self.put_pool(&opened)?;
+        *self.pool.lock() = opened;
+        self.fence_and_recover(guard)?;
+        match was_clean {
+            true => Ok(()),
+            false => self.count_inodes(),
+        }
+    }
+
     /// Changes that earlier owners have under way must not come after the recovery has looked.
     fn fence_and_recover(self: &Arc<Core>, guard: Guard) -> Result<()> {
         if is_seeded(Bug::RecoveryBeforeFence) {
@@ -337,7 +354,7 @@ impl Core {
         }
         let mut places: Vec<Place> = Vec::new();
         for key in keys(&*self.meta, b'X')? {
-            places.push(key::place_of_detached(&key).ok_or_else(|| FsError::damaged(None, "a record of a blob"))?);
+            places.push(key::place_of(&key).ok_or_else(|| FsError::damaged(None, "a record of a blob"))?);
         }
         if !places.is_empty() {
             self.delete_blobs(&places)?;
@@ -392,7 +409,10 @@ impl Core {
         if let Some(value) = self.meta.get(&key::node(ino))? {
             let damaged = || FsError::damaged(ino, "its node cannot be read");
             let mut node = Node::decode(&value).ok_or_else(damaged)?;
-            if let Content::Blob(place) = node.content {
+            // Nothing is ahead in a blob that is shared.
+            if let Content::Blob(place) = node.content
+                && !node.marks.is_shared
+            {
                 let blob = self.content.open(place)?;
                 match Tail::decode(&blob.tail()?) {
                     Some(tail) if tail.ino == ino && tail.change > node.change => tail.update(&mut node),
@@ -411,7 +431,7 @@ impl Core {
                 // The record goes with this step.
                 blob.sync()?;
                 node.allocated_bytes = blob.allocated_bytes();
-                step.txn.put(&key::node(ino), &node.encode())?;
+                step.put_node(ino, &node)?;
             }
         }
         step.commit(|| Outcome::Done)
@@ -420,8 +440,18 @@ impl Core {
     /// Frees inodes without names that no caller has open.
     pub(crate) fn free_orphans(self: &Arc<Core>) -> Result<()> {
         for key in keys(&*self.meta, b'O')? {
+            let ino = number(&key)?;
+            let value = self.meta.get(&key::node(ino))?;
+            if value
+                .and_then(|value| Node::decode(&value))
+                .is_some_and(|node| node.marks.is_orphan_tree)
+            {
+                // A tree may be large, and no caller waits for it.
+                self.housekeeper.free_later(ino);
+                continue;
+            }
             // Pinning and releasing it frees it, if it has no other pin.
-            match self.pin(number(&key)?) {
+            match self.pin(ino) {
                 Ok(_) => {}
                 Err(FsError::Stale) => {
                     let mut step = self.own_step()?;
@@ -504,9 +534,7 @@ impl NvmeFs {
     /// # Errors
     /// Errors of the stores.
     pub fn check(&self) -> Result<Report> {
-        if !self.0.is_read_only {
-            self.0.reclaim()?;
-        }
+        self.0.reclaim_for_check()?;
         self.0.check()
     }
 
@@ -516,9 +544,7 @@ impl NvmeFs {
     /// # Errors
     /// Errors of the stores.
     pub fn check_with_data(&self, bytes_a_s: Option<u64>, show: &mut dyn FnMut(u64, u64)) -> Result<Report> {
-        if !self.0.is_read_only {
-            self.0.reclaim()?;
-        }
+        self.0.reclaim_for_check()?;
         self.0.check_with_data(bytes_a_s, show)
     }
 
@@ -528,7 +554,7 @@ impl NvmeFs {
     /// # Errors
     /// Errors of the stores.
     pub fn repair(&self) -> Result<Repaired> {
-        self.0.reclaim()?;
+        self.0.reclaim_for_check()?;
         self.0.repair(false, &mut |_, _| {})
     }
 
@@ -537,7 +563,7 @@ impl NvmeFs {
     /// # Errors
     /// Errors of the stores.
     pub fn repair_with_data(&self, show: &mut dyn FnMut(u64, u64)) -> Result<Repaired> {
-        self.0.reclaim()?;
+        self.0.reclaim_for_check()?;
         self.0.repair(true, show)
     }
 }

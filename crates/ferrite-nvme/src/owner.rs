@@ -38,5 +38,6 @@ impl Drop for Owner {
     fn drop(&mut self) {
         self.0.housekeeper.end();
         self.0.workers.wait();
+        self.0.finishers.wait();
     }
 }

@@ -17,8 +17,9 @@ use ferrite_vfs::buffers::borrowed::Borrowed;
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::volume::{Ownership, TenureReport};
 use ferrite_vfs::{
-    Attr, Ctx, DirEntry, FallocateMode, FileSystem, FsError, Ino, Layer, NewFile, NewNode, OpenFile, OpenFlags,
-    OpenMode, Opened, ReadDone, RenameMode, Result, SetAttr, Start, StatFs, WriteDone, WriteMode, Written, XattrMode,
+    Attr, CloneRange, Ctx, DirEntry, FallocateMode, FileSystem, FsError, Ino, Layer, NewFile, NewNode, OpenFile,
+    OpenFlags, OpenMode, Opened, ReadDone, RenameMode, Result, SetAttr, Start, StatFs, WriteDone, WriteMode, Written,
+    XattrMode,
 };
 
 use crate::core::Core;
@@ -163,6 +164,7 @@ impl Layer for Answering {
         mkdir(parent: Ino, name: &[u8], mode: u32);
         symlink(parent: Ino, name: &[u8], target: &[u8]);
         link(ino: Ino, parent: Ino, name: &[u8]);
+        clone_tree(ino: Ino, parent: Ino, name: &[u8]);
         resolve(start: &Start, path: &[u8], follow: bool);
     }
 
@@ -239,6 +241,7 @@ impl OpenFile for AnsweringFile {
         read_at(ctx: &Ctx, offset: u64, buf: &mut [u8]) -> usize;
         read_versioned(ctx: &Ctx, offset: u64, buf: &mut [u8]) -> (usize, Option<u64>);
         write(ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Written;
+        clone_range(ctx: &Ctx, range: &CloneRange) -> Written;
         fallocate(ctx: &Ctx, mode: FallocateMode, offset: u64, len: u64) -> ();
         seek_data(ctx: &Ctx, offset: u64) -> u64;
         seek_hole(ctx: &Ctx, offset: u64) -> u64;

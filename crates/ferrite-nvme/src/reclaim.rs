@@ -1,19 +1,22 @@
 //! The housekeeper's thread, and its work.
 //!
-//! It stores the nodes of unpinned inodes whose blob or memory knows more, many in one transaction, and deletes blobs
-//! that nothing names any more.
+//! It stores the nodes of unpinned inodes whose blob or memory knows more, many in one transaction, deletes blobs that
+//! nothing names any more, and frees inodes without a name that had to wait.
 //!
 //! Invariant: a thread that needs space may have blobs deleted while it holds an inode: the deletion waits for none.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use ferrite_vfs::{Outcome, Result};
+use ferrite_vfs::{FsError, Outcome, Result};
 
-use crate::core::Core;
+use crate::content_store::Place;
+use crate::core::{Core, Step};
 use crate::format::key;
+use crate::format::node::Node;
 use crate::housekeeper::MANY;
 use crate::inode_ref::InodeRef;
+use crate::table::{Inode, State};
 
 /// How long work may wait for more of its kind.
 const REST: Duration = Duration::from_millis(500);
@@ -50,7 +53,7 @@ fn run(weak: &Weak<Core>) {
         }
         let reclaimed = {
             let _inside = core.freeze_barrier.enter();
-            core.reclaim().inspect_err(|_| core.check_owned())
+            core.reclaim_some().inspect_err(|_| core.check_owned())
         };
         let Err(error) = reclaimed else { continue };
         tracing::warn!(%error, "housekeeping failed");
@@ -67,26 +70,68 @@ impl Core {
     /// # Errors
     /// Errors of the stores. The next start does what was not done.
     pub(crate) fn reclaim(self: &Arc<Core>) -> Result<()> {
-        let stored = {
-            let _storing = self.housekeeper.storing.lock();
-            let mut inodes = std::mem::take(&mut self.housekeeper.queue.lock().inodes);
-            inodes.sort_unstable();
-            inodes.dedup();
-            let pinned: Vec<InodeRef> = inodes.into_iter().filter_map(|ino| self.pin(ino).ok()).collect();
-            self.store_nodes(&pinned)
-        };
+        let stored = self.store_waiting();
         // Deletions find space in a store that is too full for nodes.
         self.delete_removed().and(stored)
+    }
+
+    /// Does a part of the work, so that a thread that keeps changes out need not wait for long.
+    fn reclaim_some(self: &Arc<Core>) -> Result<()> {
+        self.free_waiting();
+        let stored = self.store_waiting();
+        self.delete_some_removed().and(stored)
+    }
+
+    fn store_waiting(self: &Arc<Core>) -> Result<()> {
+        let _storing = self.housekeeper.storing.lock();
+        let mut inodes = std::mem::take(&mut self.housekeeper.queue.lock().inodes);
+        inodes.sort_unstable();
+        inodes.dedup();
+        let pinned: Vec<InodeRef> = inodes.into_iter().filter_map(|ino| self.pin(ino).ok()).collect();
+        self.store_nodes(&pinned)
+    }
+
+    /// The same, with the inodes that wait to be freed, before all is checked; nothing while changes are held back.
+    pub(crate) fn reclaim_for_check(self: &Arc<Core>) -> Result<()> {
+        match self.freeze_barrier.try_enter() {
+            Some(_inside) if !self.is_read_only => {
+                self.free_waiting();
+                self.reclaim()
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Frees the inodes without a name that had to wait. Its last pin frees one; it waits again if changes are held
+    /// back again.
+    fn free_waiting(self: &Arc<Core>) {
+        // A check waits for those that the housekeeper is freeing.
+        let _freeing = self.housekeeper.freeing.lock();
+        let orphans = std::mem::take(&mut self.housekeeper.queue.lock().orphans);
+        for ino in orphans {
+            match self.pin(ino) {
+                Ok(_) | Err(FsError::Stale) => {}
+                Err(error) => tracing::warn!(ino, %error, "a file without a name is freed at the next start"),
+            }
+        }
     }
 
     /// Deletes the blobs that wait for it, and waits for those that are being deleted.
     pub(crate) fn delete_removed(&self) -> Result<()> {
         let _deleting = self.housekeeper.deleting.lock();
         let places = std::mem::take(&mut self.housekeeper.queue.lock().places);
-        if !places.is_empty() {
-            self.delete_blobs(&places)?;
-        }
-        Ok(())
+        self.delete_blobs(&places)
+    }
+
+    /// Deletes some of them.
+    fn delete_some_removed(&self) -> Result<()> {
+        let _deleting = self.housekeeper.deleting.lock();
+        let places: Vec<Place> = {
+            let places = &mut self.housekeeper.queue.lock().places;
+            let some = places.len().min(MANY);
+            places.drain(..some).collect()
+        };
+        self.delete_blobs(&places)
     }
 
     /// Stores the nodes of inodes that are behind, by number, which is the order of their keys. If another thread is
@@ -106,10 +151,7 @@ impl Core {
                     self.check_owned();
                     continue;
                 }
-                let node = inode.present(&state);
-                step.txn.put(&key::node(inode.ino), &node.encode())?;
-                // Also without such a record: a step that deletes has space reserved in a full store.
-                step.txn.delete(&key::ahead(inode.ino))?;
+                let node = put_present(&mut step, inode, &state)?;
                 stored.push((inode, state, node));
             }
             if stored.is_empty() {
@@ -123,4 +165,28 @@ impl Core {
         }
         Ok(())
     }
+
+    /// Stores the node of an inode that is behind, whose state the caller has exclusively.
+    pub(crate) fn store_node(&self, inode: &Inode, state: &mut State) -> Result<()> {
+        if state.is_ahead || inode.live().is_dirty {
+            if let Some(blob) = state.blob.get() {
+                blob.sync()?;
+            }
+            let mut step = self.own_step()?;
+            let node = put_present(&mut step, inode, state)?;
+            step.commit(|| Outcome::Done)?;
+            state.is_ahead = false;
+            inode.adopt(state, node);
+        }
+        Ok(())
+    }
+}
+
+/// Puts a node that is behind into the step as it is now, and that its blob, which is durable, is no longer ahead.
+fn put_present(step: &mut Step<'_>, inode: &Inode, state: &State) -> Result<Node> {
+    let node = inode.present(state);
+    step.put_node(inode.ino, &node)?;
+    // Also without such a record: a step that deletes has space reserved in a full store.
+    step.txn.delete(&key::ahead(inode.ino))?;
+    Ok(node)
 }

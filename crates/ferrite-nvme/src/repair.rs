@@ -17,9 +17,10 @@ use crate::content_store::Place;
 use crate::core::{Core, Step};
 use crate::data::Shows;
 use crate::format::key;
-use crate::format::node::{Content, Edge, Node};
+use crate::format::node::{Content, Edge, Marks, Node};
 use crate::format::tail::Tail;
 use crate::names::New;
+use crate::sharing::encode_sharers;
 
 /// Where inodes without a name go.
 const LOST_AND_FOUND: &[u8] = b"lost+found";
@@ -114,6 +115,8 @@ impl Core {
             Mend::Xattrs { ino, has } => change_node(&mut step, *ino, |node| node.has_xattrs = *has)?,
             Mend::Detach(place) => step.txn.put(&key::detached(*place), b"")?,
             Mend::Attach(place) => step.txn.delete(&key::detached(*place))?,
+            Mend::Release(ino) => change_node(&mut step, *ino, |node| node.marks.in_snapshot = false)?,
+            Mend::Sharers { place, count } => step.txn.put(&key::sharers(*place), &encode_sharers(*count))?,
             Mend::Adopt(_)
             | Mend::Quarantine(_)
             | Mend::Keep(_)
@@ -151,7 +154,7 @@ impl Core {
             .unwrap_or_default();
         bytes.truncate(usize::try_from(node.size).unwrap_or(usize::MAX));
         node.content = self.put_small(&mut step, ino, &node.content, bytes)?;
-        step.txn.put(&key::node(ino), &node.encode())?;
+        step.put_node(ino, &node)?;
         step.commit(|| Outcome::Done)
     }
 
@@ -182,6 +185,11 @@ impl Core {
     pub(crate) fn put_lost(&self, step: &mut Step<'_>, dir: Ino, ino: Ino, name: &[u8]) -> Result<()> {
         let slot = self.lock_name(step, dir, name)?;
         let mut node = node_of(step, ino)?;
+        let is_shared = node.marks.is_shared;
+        node.marks = Marks {
+            is_shared,
+            ..Marks::default()
+        };
         if node.is_dir() {
             node.parent = dir;
             node.content = Content::Inline(name.to_vec());
@@ -190,7 +198,7 @@ impl Core {
             node.nlink = 1;
         }
         self.put_edge(step, dir, name, slot, &Edge::to(ino, &node))?;
-        step.txn.put(&key::node(ino), &node.encode())?;
+        step.put_node(ino, &node)?;
         Ok(step.txn.delete(&key::orphan(ino))?)
     }
 
@@ -216,6 +224,7 @@ impl Core {
                     place = Some(blob);
                 }
                 node.content = Content::Inline(Vec::new());
+                node.marks.is_shared = false;
                 (node.size, node.allocated_bytes) = (0, 0);
             })?;
             step.txn.delete(&key::ahead(ino))?;
@@ -242,5 +251,5 @@ pub(crate) fn node_of(step: &mut Step<'_>, ino: Ino) -> Result<Node> {
 fn change_node(step: &mut Step<'_>, ino: Ino, change: impl FnOnce(&mut Node)) -> Result<()> {
     let mut node = node_of(step, ino)?;
     change(&mut node);
-    Ok(step.txn.put(&key::node(ino), &node.encode())?)
+    step.put_node(ino, &node)
 }

@@ -211,7 +211,7 @@ impl Content {
     fn records_to_drop(&self, store: &dyn MetaStore) -> ferrite_meta::Result<Changes> {
         let mut changes = Changes::new();
         each(store, b'X', &mut |key, _| {
-            let is_full = key::place_of_detached(key).is_some_and(|place| match place.name {
+            let is_full = key::place_of(key).is_some_and(|place| match place.name {
                 BlobName::Local(id) => self.full.contains_key(&(place.store, id)),
                 BlobName::Unique(_) => false,
             });

@@ -33,7 +33,8 @@ impl Core {
             return None;
         };
         let node = &state.node;
-        let is_there = matches!(node.content, Content::Blob(_)) && offset.checked_add(len as u64)? <= node.size;
+        let is_own = matches!(node.content, Content::Blob(_)) && !node.marks.is_shared;
+        let is_there = is_own && offset.checked_add(len as u64)? <= node.size;
         let keeps_rights = || {
             if node.has_xattrs && !state.lacks_capability {
                 return false;
@@ -163,7 +164,7 @@ impl NvmeFile {
             buffer.set_len(len);
             return Some((buffer, done));
         };
-        self.note_access(no_atime);
+        self.note_access(&state, no_atime);
         ready.begin(buffer, move |mut buffer, result| {
             buffer.set_len(len);
             done(buffer, result.map(|()| count).map_err(of_blob));
@@ -206,8 +207,9 @@ impl NvmeFile {
                 pinned.drop_elsewhere();
                 return done(buffer, written);
             }
-            let workers = Arc::clone(&pinned.core().workers);
-            workers.add(move || {
+            // Not where threads may wait for the barrier that this is inside of.
+            let finishers = Arc::clone(&pinned.core().finishers);
+            finishers.add(move || {
                 let stored = pinned.core().store_due_times(&pinned);
                 drop((inside, pinned));
                 done(buffer, stored.and(written));

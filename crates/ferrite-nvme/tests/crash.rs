@@ -22,7 +22,7 @@ use ferrite_nvme::{NvmeFs, Options};
 use ferrite_testkit::apply::{Runner, Stamp};
 use ferrite_testkit::generate::{OpGenerator, Profile};
 use ferrite_testkit::model::is_skipped;
-use ferrite_testkit::ops::{Op, PAGE, Path, Target};
+use ferrite_testkit::ops::{Op, PAGE, Path, SNAPSHOTS, Target};
 use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_testkit::seed_from_env;
 use ferrite_testkit::snapshot::Snapshot;
@@ -167,11 +167,11 @@ fn without_rights(before: &Snapshot, after: &Snapshot) -> Option<Snapshot> {
 /// Steps that are atomic: short writes, no holes in the middle of pages.
 fn ops(profile: Profile, seed: u64) -> Vec<Op> {
     let mut generator = OpGenerator::new(profile, seed);
-    // A case that chance hardly ever produces.
-    let mut ops = if seed % 4 == 2 {
-        writes_that_take_rights()
-    } else {
-        Vec::new()
+    // Cases that chance hardly ever produces.
+    let mut ops = match seed % 4 {
+        1 => changes_of_clones(),
+        2 => writes_that_take_rights(),
+        _ => Vec::new(),
     };
     while ops.len() < STEPS {
         match generator.next_op() {
@@ -186,6 +186,73 @@ fn ops(profile: Profile, seed: u64) -> Vec<Op> {
         }
     }
     ops
+}
+
+/// Files that share a blob, one after the other changed and removed, and snapshots of their directory.
+fn changes_of_clones() -> Vec<Op> {
+    let path = |name: u8| Path(vec![0, name]);
+    let at = |name: u8| Target::At(path(name));
+    let write = |name: u8, page: u64, fill| Op::Write {
+        on: at(name),
+        offset: page * PAGE,
+        len: ATOMIC_BYTES,
+        fill,
+    };
+    let clone = |from: u8, to: u8| Op::CloneTree {
+        from: path(from),
+        to: path(to),
+    };
+    let mkdir = |path: Path| Op::Mkdir {
+        path,
+        mode: 0o755,
+        user: 0,
+    };
+    let unlink = |name: u8| Op::Unlink { path: path(name) };
+    let node = NewNode {
+        kind: FileKind::File,
+        mode: 0o644,
+        rdev: 0,
+    };
+    let (snapshots, snapshot) = (Path(vec![0, SNAPSHOTS]), Path(vec![0, SNAPSHOTS, 1]));
+    let size = SetAttr {
+        size: Some(PAGE / 2),
+        ..SetAttr::default()
+    };
+    vec![
+        mkdir(Path(vec![0])),
+        Op::Mknod {
+            path: path(1),
+            node,
+            user: 0,
+        },
+        write(1, 0, 1),
+        // Content of every length is in a blob.
+        write(1, 9, 2),
+        clone(1, 2),
+        clone(2, 3),
+        write(2, 0, 3),
+        unlink(1),
+        clone(3, 1),
+        Op::Setattr { on: at(3), set: size },
+        mkdir(snapshots),
+        mkdir(snapshot.clone()),
+        write(1, 1, 4),
+        write(2, 9, 5),
+        unlink(1),
+        Op::Rmdir { path: snapshot },
+        write(3, 0, 6),
+        // A copy of a whole file, onto one that has a blob of its own.
+        Op::Clone {
+            source: at(2),
+            source_offset: 0,
+            on: at(3),
+            offset: 0,
+            len: 16 * PAGE,
+        },
+        write(2, 2, 7),
+        unlink(2),
+        write(3, 3, 8),
+    ]
 }
 
 /// Writes in place to a file with setuid and setgid, by a user whose write clears them.

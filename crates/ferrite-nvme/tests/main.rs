@@ -2,6 +2,7 @@
 //!
 //! They are linked once; `scripts/run-tests.py` runs each module in a process of its own.
 
+mod clones;
 mod common;
 mod content;
 mod damage;

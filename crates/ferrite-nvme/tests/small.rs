@@ -199,7 +199,7 @@ fn content_goes_to_blobs_where_the_metadata_has_little_space() {
 
 /// Pools that were made before content could lie beside nodes.
 #[test]
-fn a_pool_of_version_1_is_opened_and_becomes_one_of_version_2() {
+fn a_pool_of_version_1_is_opened_and_becomes_a_current_one() {
     let mut pool = pool().with_small_files(2048);
     let data = pattern(5, 5000);
     create(&pool, "in its node").write_at(SYSTEM, 0, &data[..2000]).unwrap();
@@ -221,7 +221,7 @@ fn a_pool_of_version_1_is_opened_and_becomes_one_of_version_2() {
     drop(vfs);
     pool.remount();
     pool.check();
-    assert_eq!(pool.meta().get(b"P").unwrap().unwrap()[..4], 2_u32.to_le_bytes());
+    assert_eq!(pool.meta().get(b"P").unwrap().unwrap()[..4], 4_u32.to_le_bytes());
     assert_eq!(beside(&pool).0, 0, "lengths were given for a pool of 2,048");
 }
 

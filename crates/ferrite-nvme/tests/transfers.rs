@@ -94,6 +94,41 @@ fn read(file: &dyn OpenFile, at: u64, buffer: Buffer) -> (Buffer, Result<usize>)
     ends.recv_timeout(LIMIT).unwrap()
 }
 
+/// Submitted writes, whose times are stored when they end, and clones, which wait for that, all end.
+#[test]
+fn submitted_writes_and_clones_do_not_wait_for_each_other() {
+    let (_dir, fs) = pool();
+    let file = open(&fs, b"f");
+    let other = open(&fs, b"other");
+    for file in [&file, &other] {
+        file.write_at(SYSTEM, 0, &vec![1; 32 * PAGE]).unwrap();
+    }
+    let buffers = Pool::new(8 << 20).unwrap();
+    let stop = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..24 {
+            let (file, buffers, stop) = (&file, &buffers, &stop);
+            scope.spawn(move || {
+                while stop.load(Ordering::Relaxed) == 0 {
+                    let buffer = buffers.take(PAGE).unwrap();
+                    assert_eq!(write(&**file, SYSTEM, thread * PAGE as u64, buffer).unwrap(), PAGE);
+                }
+            });
+        }
+        let start = Instant::now();
+        for round in 0.. {
+            if start.elapsed() > Duration::from_secs(2) {
+                break;
+            }
+            let name = format!("clone{}", round % 3);
+            let _ = fs.unlink(SYSTEM, ROOT_INO, name.as_bytes());
+            fs.clone_tree(SYSTEM, other.ino(), ROOT_INO, name.as_bytes()).unwrap();
+        }
+        stop.store(1, Ordering::Relaxed);
+    });
+    fs.close().unwrap();
+}
+
 /// Threads that overwrite one file do not wait for each other's device.
 #[test]
 fn overwrites_of_one_file_are_under_way_together() {

@@ -78,6 +78,7 @@ layer! {
     clone_tree(ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr>;
     unlink(ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()>;
     rmdir(ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()>;
+    takes_snapshots(dir: Ino) -> bool;
     rename(ctx: &Ctx, parent: Ino, name: &[u8], new_parent: Ino, new_name: &[u8], mode: RenameMode) -> Result<()>;
     readdir(ctx: &Ctx, dir: Ino, cookie: u64, sink: Sink<'_>) -> Result<()>;
     readdir_plus(ctx: &Ctx, dir: Ino, cookie: u64, sink: PlusSink<'_>) -> Result<()>;

@@ -34,10 +34,11 @@ Examples:
 
 The clone is one state of the tree: other changes wait while it is made, some microseconds for each file, and reads do \
 not. It has the owners, modes, times and extended attributes of the original, and shares its blocks: it takes space \
-for names and inodes, and later for what differs. It is there whole or, after a failure or a crash, not at all.
+for names and inodes, and later for what differs. On devices (nvme) whole files are shared: the first change of one \
+copies it. It is there whole or, after a failure or a crash, not at all.
 
 Users other than root may clone what they own. Data that programs have not written yet, as in mappings, is not in it, \
-except on a mount, whose data the command writes first. Pools on devices (nvme) cannot clone yet: use `cp -a`."))]
+except on a mount, whose data the command writes first."))]
 pub(crate) struct Clone {
     /// The file or directory
     #[arg(value_name = "SOURCE", value_parser = Operand::parser(), value_hint = clap::ValueHint::AnyPath)]

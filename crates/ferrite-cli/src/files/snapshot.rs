@@ -43,11 +43,11 @@ Examples:
 
 A snapshot is a directory DIR/.snapshots/NAME that holds DIR as it was at one moment, and in which nothing changes. \
 Listings of DIR leave `.snapshots` out. It shares the blocks of its files with DIR, and takes space for names and \
-inodes, and for what DIR changes later. Snapshots within DIR are not in it.
+inodes, and for what DIR changes later: blocks, or, on devices (nvme), whole files. Snapshots within DIR are not in it.
 
 The owner of a directory takes snapshots of it, and root; others read them as they may read the files. Other changes \
 wait meanwhile, some microseconds for each file. The commands are the same as `mkdir DIR/.snapshots/NAME` and \
-`rmdir DIR/.snapshots/NAME`. Pools on devices (nvme) cannot take snapshots yet."))]
+`rmdir DIR/.snapshots/NAME`."))]
 pub(crate) struct Snapshot {
     #[command(subcommand)]
     command: Command,

@@ -225,6 +225,27 @@ impl TestPool {
         TestPool::of(Server::on_fabric(size, provider, &["--no-root-squash"]))
     }
 
+    /// A pool on devices, which are files.
+    #[cfg(feature = "nvme")]
+    pub(crate) fn on_devices(size: &str) -> TestPool {
+        let base = tempfile::Builder::new().prefix("ferrite-test-").tempdir().unwrap();
+        let dir = base.path().join("mnt");
+        std::fs::create_dir(&dir).unwrap();
+        let address = format!("nvme:{}", base.path().join("pool.toml").display());
+        let stores = ["--meta", "meta", "--data", "a.data", "--data", "b.data"];
+        let mut mkfs = ferrite();
+        mkfs.current_dir(base.path()).args(["mkfs", &address, "--size", size]);
+        ok(mkfs.args(stores));
+        let test = TestPool {
+            base,
+            pool: address.into(),
+            dir,
+            server: None,
+        };
+        test.mount(&[]);
+        test
+    }
+
     fn of(server: Server) -> TestPool {
         let base = tempfile::Builder::new()
             .prefix("ferrite-test-")

@@ -3,13 +3,13 @@
 use std::borrow::Cow;
 use std::hash::BuildHasher;
 
-use ferrite_vfs::{CloneRange, Ctx, FallocateMode, Ino, QUOTA_XATTR};
+use ferrite_vfs::{CLONE_UNIT_BYTES, CloneRange, Ctx, FallocateMode, Ino, QUOTA_XATTR};
 use fuser::Errno;
 
 use super::{Response, Service, to_response};
 
 /// Most bytes of one copy: the reply counts them in 32 bits. The kernel's callers repeat what is left.
-const COPY_BYTES_MAX: u64 = 1 << 30;
+const COPY_BYTES_MAX: u64 = u32::MAX as u64 & !(CLONE_UNIT_BYTES - 1);
 
 /// A name of no attribute, by which mounts clone trees. Reading it from an inode returns a token, which proves that the
 /// caller can reach the inode and may read it. Setting it on a directory, to the token, `:` and a name, makes a clone.

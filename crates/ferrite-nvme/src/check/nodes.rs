@@ -2,7 +2,7 @@
 
 use ferrite_vfs::{Ino, ROOT_INO, Result};
 
-use super::{Mend, Report, Seen, has_no_blob, is_below_root};
+use super::{Mend, Report, Seen, Top, has_no_blob};
 use crate::FILE_BYTES_MAX;
 use crate::content_store::{Error, Place};
 use crate::core::Core;
@@ -21,6 +21,10 @@ pub(super) fn judge(core: &Core, report: &mut Report, seen: &Seen) -> Result<()>
     for ino in inos {
         let Some(node) = seen.nodes.get(&ino) else { continue };
         names(report, seen, ino, node);
+        if node.marks.in_snapshot && node.nlink > 0 && !seen.is_below_snapshots(ino) {
+            let what = format!("inode {ino}: it says that it is in a snapshot, and is in none");
+            report.found(what, Some(Mend::Release(ino)));
+        }
         match &node.content {
             Content::Inline(bytes) => inline(report, ino, node, bytes),
             Content::Beside(beside) => super::small::node(report, ino, node, *beside),
@@ -64,9 +68,11 @@ fn names(report: &mut Report, seen: &Seen, ino: Ino, node: &Node) {
 fn dir(report: &mut Report, seen: &Seen, ino: Ino, node: &Node) {
     let names = seen.names.get(&ino).map_or(&[][..], |names| names);
     let subdirs = seen.subdirs.get(&ino).copied().unwrap_or(0);
-    if seen.orphans.contains(&ino) && names.is_empty() && node.nlink == 0 && subdirs == 0 {
+    let is_orphan = seen.orphans.contains(&ino) && names.is_empty() && node.nlink == 0;
+    if is_orphan && (subdirs == 0 || node.marks.is_orphan_tree) {
         return;
     }
+    let top = seen.top_of(ino);
     match names {
         [] if ino == ROOT_INO => {}
         [] => report.found(format!("directory {ino}: no name leads to it"), Some(Mend::Adopt(ino))),
@@ -80,7 +86,7 @@ fn dir(report: &mut Report, seen: &Seen, ino: Ino, node: &Node) {
                 };
                 report.found(format!("directory {ino}: it is not where it says it is"), Some(way));
             }
-            if !is_below_root(seen, ino) {
+            if top == Top::Unknown {
                 let way = Mend::Unname {
                     parent: name.parent,
                     key: name.key.clone(),
@@ -98,7 +104,8 @@ fn dir(report: &mut Report, seen: &Seen, ino: Ino, node: &Node) {
             }
         }
     }
-    if node.nlink != 2 + subdirs {
+    // In a tree that is being removed, links go first.
+    if node.nlink != 2 + subdirs && top != Top::Orphan {
         let nlink = 2 + subdirs;
         report.found(
             format!(
@@ -136,14 +143,33 @@ fn blob(core: &Core, report: &mut Report, seen: &Seen, ino: Ino, node: &Node, pl
         // Reported with the blobs.
         return;
     }
+    let users = seen.users_of(place);
+    if node.marks.is_shared && users.first() != Some(&ino) {
+        // Looked at, and reported for each, with the first.
+        return;
+    }
     let tail = match core.content.open(place).and_then(|blob| blob.tail()) {
         Ok(tail) => tail,
-        Err(Error::NotFound) => return report.found(format!("inode {ino}: its {place} is gone"), quarantine),
-        Err(error @ Error::Damaged(_)) => {
-            return report.found(format!("inode {ino}: its {place}: {error}"), quarantine);
+        Err(error) => {
+            let what = match &error {
+                Error::NotFound => "is gone".to_owned(),
+                other => other.to_string(),
+            };
+            let may_mend = matches!(error, Error::NotFound | Error::Damaged(_));
+            for &ino in users {
+                let way = may_mend.then_some(Mend::Quarantine(ino));
+                report.found(format!("inode {ino}: its {place}: {what}"), way);
+            }
+            return;
         }
-        Err(error) => return report.found(format!("inode {ino}: its {place}: {error}"), None),
     };
+    if node.marks.is_shared {
+        // Its tail is that of the file it was made for, maybe of none that is left.
+        if node.size > FILE_BYTES_MAX {
+            report.found(format!("inode {ino}: a size of {}", node.size), None);
+        }
+        return;
+    }
     let Some(tail) = Tail::decode(&tail) else {
         let what = format!("inode {ino}: its blob does not know whose it is; its last bytes may be missing");
         return report.found(what, Some(Mend::Tail(ino)));

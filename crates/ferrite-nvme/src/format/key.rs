@@ -45,8 +45,17 @@ pub(crate) fn slot(slot: u32) -> [u8; 9] {
 
 /// A blob that no node names.
 pub(crate) fn detached(place: Place) -> Vec<u8> {
+    about(b'X', place)
+}
+
+/// How many nodes name a blob that may have several.
+pub(crate) fn sharers(place: Place) -> Vec<u8> {
+    about(b'R', place)
+}
+
+fn about(kind: u8, place: Place) -> Vec<u8> {
     let mut key = Vec::with_capacity(27);
-    key.push(b'X');
+    key.push(kind);
     key.extend_from_slice(&place.store.to_be_bytes());
     match place.name {
         BlobName::Local(id) => key.extend_from_slice(&id.raw().to_be_bytes()),
@@ -60,8 +69,8 @@ pub(crate) fn detached(place: Place) -> Vec<u8> {
 }
 
 /// The blob that such a key names.
-pub(crate) fn place_of_detached(key: &[u8]) -> Option<Place> {
-    let (store, name) = key.strip_prefix(b"X")?.split_first_chunk()?;
+pub(crate) fn place_of(key: &[u8]) -> Option<Place> {
+    let (store, name) = key.get(1..)?.split_first_chunk()?;
     let (numbers, rest) = name.as_chunks();
     let name = match (numbers, rest) {
         (&[id], []) => BlobName::Local(ferrite_blob::BlobId::from_raw(u64::from_be_bytes(id))),

@@ -52,6 +52,19 @@ impl Beside {
     }
 }
 
+/// The part that an inode has in clones and snapshots.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Marks {
+    /// Other nodes may name its blob, too, which stays as it is (`sharing`).
+    pub(crate) is_shared: bool,
+    /// A part of a snapshot, which does not change until the snapshot is removed as a whole.
+    pub(crate) in_snapshot: bool,
+    /// A directory whose entries are snapshots of its parent.
+    pub(crate) holds_snapshots: bool,
+    /// A directory without a name that has entries all the same: they are removed with it.
+    pub(crate) is_orphan_tree: bool,
+}
+
 /// An inode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Node {
@@ -75,16 +88,27 @@ pub(crate) struct Node {
     pub(crate) has_xattrs: bool,
     /// It never had a name, and may get one.
     pub(crate) is_nameless: bool,
+    pub(crate) marks: Marks,
     pub(crate) content: Content,
 }
 
 /// Bits of the byte behind the version.
 const HAS_XATTRS: u8 = 1;
 const IS_NAMELESS: u8 = 2;
+const IS_SHARED: u8 = 4;
+const IN_SNAPSHOT: u8 = 8;
+const HOLDS_SNAPSHOTS: u8 = 16;
+const IS_ORPHAN_TREE: u8 = 32;
+const ALL_FLAGS: u8 = HAS_XATTRS | IS_NAMELESS | IS_SHARED | IN_SNAPSHOT | HOLDS_SNAPSHOTS | IS_ORPHAN_TREE;
 
 impl Node {
     pub(crate) fn is_dir(&self) -> bool {
         self.kind == FileKind::Directory
+    }
+
+    /// Whether callers may not change it: it has a name, and is a part of a snapshot or has snapshots.
+    pub(crate) fn is_kept_as_is(&self) -> bool {
+        (self.marks.in_snapshot || self.marks.holds_snapshots) && self.nlink > 0
     }
 
     /// Attributes; inode numbers are never reused, so their generation is always 1.
@@ -115,7 +139,13 @@ impl Node {
 
     pub(crate) fn encode(&self) -> Vec<u8> {
         let flag = |bit, is_set| if is_set { bit } else { 0 };
-        let flags = flag(HAS_XATTRS, self.has_xattrs) | flag(IS_NAMELESS, self.is_nameless);
+        let marks = &self.marks;
+        let flags = flag(HAS_XATTRS, self.has_xattrs)
+            | flag(IS_NAMELESS, self.is_nameless)
+            | flag(IS_SHARED, marks.is_shared)
+            | flag(IN_SNAPSHOT, marks.in_snapshot)
+            | flag(HOLDS_SNAPSHOTS, marks.holds_snapshots)
+            | flag(IS_ORPHAN_TREE, marks.is_orphan_tree);
         let mut value = vec![VERSION, flags];
         for number in [
             self.kind.mode_bits() | self.mode,
@@ -167,9 +197,10 @@ impl Node {
             return None;
         }
         let flags = from.u8()?;
-        if flags & !(HAS_XATTRS | IS_NAMELESS) != 0 {
+        if flags & !ALL_FLAGS != 0 {
             return None;
         }
+        let has = |flag: u8| flags & flag != 0;
         let mode = from.u32()?;
         let mut node = Node {
             kind: FileKind::from_mode(mode)?,
@@ -186,8 +217,14 @@ impl Node {
             mtime: from.time()?,
             ctime: from.time()?,
             btime: from.time()?,
-            has_xattrs: flags & HAS_XATTRS != 0,
-            is_nameless: flags & IS_NAMELESS != 0,
+            has_xattrs: has(HAS_XATTRS),
+            is_nameless: has(IS_NAMELESS),
+            marks: Marks {
+                is_shared: has(IS_SHARED),
+                in_snapshot: has(IN_SNAPSHOT),
+                holds_snapshots: has(HOLDS_SNAPSHOTS),
+                is_orphan_tree: has(IS_ORPHAN_TREE),
+            },
             content: Content::Inline(Vec::new()),
         };
         node.content = match from.u8()? {
@@ -293,6 +330,11 @@ mod tests {
             parent: 1,
             has_xattrs: true,
             is_nameless: true,
+            marks: Marks {
+                is_shared: true,
+                holds_snapshots: true,
+                ..Marks::default()
+            },
             content,
         }
     }

@@ -7,9 +7,11 @@ use ferrite_vfs::Ino;
 use super::Reader;
 
 /// Versions of everything in the metadata store. A pool of another version is refused. A pool of version 1, in which no
-/// content lies beside its node, becomes version 2 when it is opened for changes. Version 3 is that of pools whose
-/// blobs have ids that the engine makes.
-pub(crate) const VERSIONS: RangeInclusive<u32> = 1..=3;
+/// content lies beside its node, and one of version 2 or 3, in which each blob has one file, get a current version when
+/// they are opened for changes. In pools of versions 3 and 5, blobs have ids that the engine makes.
+pub(crate) const VERSIONS: RangeInclusive<u32> = 1..=5;
+/// The current versions, without such ids and with them.
+const CURRENT: [u32; 2] = [4, 5];
 
 /// The pool as its metadata store records it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +40,7 @@ pub(crate) struct PoolRecord {
 
 impl PoolRecord {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let version: u32 = if self.has_unique_ids { 3 } else { 2 };
+        let version = CURRENT[usize::from(self.has_unique_ids)];
         let mut value = version.to_le_bytes().to_vec();
         value.extend_from_slice(&self.uuid);
         value.extend_from_slice(&self.hash_key);
@@ -80,7 +82,7 @@ impl PoolRecord {
             inodes: from.u64()?,
             small_files: 0,
             small_bytes: 0,
-            has_unique_ids: version >= 3,
+            has_unique_ids: matches!(version, 3 | 5),
         };
         if version >= 2 {
             (record.small_files, record.small_bytes) = (from.u64()?, from.u64()?);

@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ferrite_vfs::{
-    Attr, Ctx, FileKind, FsError, Ino, LINK_MAX, NO_NAME, NewFile, OpenMode, Opened, Outcome, ROOT_INO, Result, SYSTEM,
-    SetAttr, acl, posix,
+    Attr, Ctx, FileKind, FsError, Ino, LINK_MAX, NO_NAME, NewFile, OpenMode, Opened, Outcome, ROOT_INO, Result,
+    SNAPSHOTS_NAME, SYSTEM, SetAttr, acl, posix,
 };
 
 use super::{is_dir, is_live_dir, missing};
 use crate::content::NvmeFile;
 use crate::core::{Core, Step};
 use crate::format::key;
-use crate::format::node::{Content, Edge, Node};
+use crate::format::node::{Content, Edge, Marks, Node};
 use crate::inode_ref::InodeRef;
 use crate::rights::{Wanted, Xattrs, encode_xattrs};
 use crate::table::{State, Turn};
@@ -40,6 +40,17 @@ impl New<'_> {
             target: b"",
         }
     }
+}
+
+/// Makes a new directory the one of the snapshots of its parent. It belongs to the owner of that, who alone may take
+/// snapshots, besides root.
+fn hold_snapshots(ctx: &Ctx, parent: &Attr, node: &mut Node) -> Result<()> {
+    if ctx.check && !ctx.cred.is_root() && ctx.cred.uid != parent.uid {
+        return Err(FsError::NotPermitted);
+    }
+    (node.uid, node.gid) = (parent.uid, parent.gid);
+    node.marks.holds_snapshots = true;
+    Ok(())
 }
 
 impl Core {
@@ -155,7 +166,10 @@ impl Core {
         }
         let inline = if is_dir { name } else { new.target };
         let content = Content::Inline(inline.to_vec());
-        let (ino, node) = self.new_with_lists(ctx, step, (dir, state), new, content)?;
+        let (ino, mut node) = self.new_with_lists(ctx, step, (dir, state), new, content)?;
+        if is_dir && name == SNAPSHOTS_NAME {
+            hold_snapshots(ctx, &attr, &mut node)?;
+        }
         self.put_edge(step, dir.ino, name, slot, &Edge::to(ino, &node))?;
         Ok((ino, node))
     }
@@ -183,6 +197,7 @@ impl Core {
             parent: dir.ino,
             has_xattrs: false,
             is_nameless: false,
+            marks: Marks::default(),
             content,
         };
         Ok((ino, node))
@@ -228,6 +243,7 @@ impl Core {
         if ctx.check {
             posix::may_create(&self.guarded(ctx, &dir, &state)?, &ctx.cred, false)?;
         }
+        step.guard(&state.node);
         let of = New::of(FileKind::File, new.mode);
         let empty = Content::Inline(Vec::new());
         let (ino, mut node) = self.new_with_lists(ctx, &mut step, (&dir, &state), &of, empty)?;
@@ -263,6 +279,7 @@ impl Core {
         // change the inode that this thread still uses.
         let made = self.entry(ino);
         let mut made_state = made.state.write_ordered(ino);
+        // A new inode may be one that callers do not change from then on.
         step.txn.put(&key::node(ino), &node.encode())?;
         let attr = node.attr(ino);
         step.commit(|| outcome(Attr { change: 0, ..attr }))?;
@@ -313,7 +330,7 @@ impl Core {
         node.nlink += 1;
         node.is_nameless = false;
         (node.ctime, node.change) = (now, self.next_change());
-        step.txn.put(&key::node(ino), &node.encode())?;
+        step.put_node(ino, &node)?;
         let attr = node.attr(ino);
         step.commit(|| Outcome::Attr(Attr { change: 0, ..attr }))?;
         touch.done(&dir);
@@ -336,7 +353,8 @@ impl Core {
                 return Err(FsError::IsDirectory);
             }
             // Before the permissions, as in Linux.
-            if self.is_read_only && state.node.kind == FileKind::File && mode.changes() {
+            let is_kept = self.is_read_only || state.node.marks.in_snapshot;
+            if is_kept && state.node.kind == FileKind::File && mode.changes() {
                 return Err(FsError::ReadOnly);
             }
             if ctx.check {

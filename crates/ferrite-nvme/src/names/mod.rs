@@ -1,7 +1,7 @@
 //! Names: the edges of the tree.
 //!
-//! Contents: how a name is found, locked and placed. `make` creates names, `remove` removes them, and `rename` does
-//! both.
+//! Contents: how names are found, listed, locked and placed. `make` creates names, `remove` removes them, and `rename`
+//! does both; `clone` makes clones of trees and snapshots, and `clear` removes trees without a name.
 //!
 //! A name's place in its directory is a hash of 62 bits, which is also its cookie in listings. Two names with the same
 //! hash would share a cookie, and a listing could not stop between them. So the second one takes the next hash of its
@@ -10,8 +10,9 @@
 //! Invariants: an operation that looks whether a name is taken, to change that, has locked its place in the
 //! transaction. A name lies at the first of its places that was free when it was made; every place before is marked.
 
+mod clear;
+mod clone;
 mod make;
-
 mod remove;
 mod rename;
 
@@ -52,7 +53,48 @@ pub(crate) fn cookie_of(hash_key: &[u8; 16], hash_bits: u32, name: &[u8], attemp
     (hasher.finish() >> (64 - hash_bits)).max(1)
 }
 
+/// A name as a listing found it.
+pub(crate) struct Listed {
+    pub(crate) name: Vec<u8>,
+    pub(crate) cookie: u64,
+    pub(crate) edge: Edge,
+}
+
 impl Core {
+    /// The names of a directory that come after a cookie, up to `most`; fewer if there are no more, or if the next one
+    /// cannot be read, which the `bool` says.
+    pub(crate) fn names_after(&self, dir: Ino, cookie: u64, most: usize) -> Result<(Vec<Listed>, bool)> {
+        let mut listed = Vec::new();
+        let mut is_damaged = false;
+        let Some(next) = cookie.checked_add(1) else {
+            return Ok((listed, false));
+        };
+        let (from, to) = key::edges_from(dir, next);
+        self.meta.scan(&from, &to, &mut |key, value| {
+            match (key::parts_of_edge(key), Edge::decode(value)) {
+                (Some((_, cookie, name)), Some(edge)) => listed.push(Listed {
+                    name: name.to_vec(),
+                    cookie,
+                    edge,
+                }),
+                _ => is_damaged = true,
+            }
+            match listed.len() < most && !is_damaged {
+                true => ControlFlow::Continue(()),
+                false => ControlFlow::Break(()),
+            }
+        })?;
+        Ok((listed, is_damaged))
+    }
+
+    /// The same for work on a tree, which cannot leave out a name.
+    fn readable_names(&self, dir: Ino, cookie: u64, most: usize) -> Result<Vec<Listed>> {
+        match self.names_after(dir, cookie, most)? {
+            (listed, false) => Ok(listed),
+            (_, true) => Err(unreadable_entry(dir)),
+        }
+    }
+
     /// The nth place of a name.
     fn cookie(&self, name: &[u8], attempt: u64) -> u64 {
         cookie_of(&self.hash_key, self.hash_bits, name, attempt)
@@ -64,7 +106,7 @@ impl Core {
     }
 
     fn decode_edge(&self, parent: Ino, value: &[u8]) -> Result<Edge> {
-        Edge::decode(value).ok_or_else(|| FsError::damaged(parent, "one of its entries cannot be read"))
+        Edge::decode(value).ok_or_else(|| unreadable_entry(parent))
     }
 
     /// The current target of a name.
@@ -162,6 +204,7 @@ impl Core {
     /// Prepares the change of a directory whose state the caller holds at least shared. `nlink` is the new number of
     /// links, which only an exclusive holder may change.
     pub(crate) fn touch(&self, step: &mut Step<'_>, dir: &Inode, state: &State, nlink: Option<u32>) -> Result<Touch> {
+        step.guard(&state.node);
         let step_ns = TIME_STEP.as_nanos() as u64;
         let (now, change, is_stored) = dir.with_live(|live| {
             // Both under this lock, so that a later change never has an earlier time.
@@ -177,7 +220,7 @@ impl Core {
             let mut node = dir.present(state);
             node.nlink = nlink.unwrap_or(node.nlink);
             (node.mtime, node.ctime, node.change) = (now, now, change);
-            step.txn.put(&key::node(dir.ino), &node.encode())?;
+            step.put_node(dir.ino, &node)?;
         }
         Ok(Touch { now, change, is_stored })
     }
@@ -222,6 +265,10 @@ pub(crate) fn is_live_dir(state: &State) -> Result<()> {
         true => Ok(()),
         false => Err(FsError::NotFound),
     }
+}
+
+pub(crate) fn unreadable_entry(dir: Ino) -> FsError {
+    FsError::damaged(dir, "one of its entries cannot be read")
 }
 
 /// An inode that a name led to and that is gone: the name is gone, too.

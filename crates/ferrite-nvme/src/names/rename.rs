@@ -13,7 +13,6 @@ use ferrite_vfs::{BadArgument, Ctx, FileKind, FsError, Ino, LINK_MAX, Outcome, R
 use super::remove::Lost;
 use super::{New, Slot, Touch, is_live_dir, missing};
 use crate::core::{Core, Step};
-use crate::format::key;
 use crate::format::node::{Content, Edge, Node};
 use crate::inode_ref::InodeRef;
 use crate::table::{Reading, State, Turn, Writing};
@@ -456,11 +455,17 @@ impl Rename<'_> {
         let (core, from, to) = (self.core, self.from, self.to);
         let now = core.now();
         let moved = core.moved(inodes.moved, &inodes.moved_state, to, now);
+        // The keys of directories before that of a blob, as in other steps that remove a name.
+        let from_touch = core.touch(step, &self.from_dir, dirs.from(), links.from)?;
+        let to_touch = match &dirs.to {
+            Some(state) => Some(core.touch(step, &self.to_dir, state, links.to)?),
+            None => None,
+        };
         let replaced = match &inodes.victim {
             Some((victim, state)) if self.mode == RenameMode::Exchange => {
                 let node = core.moved(victim, state, from, now);
                 core.put_edge(step, from.dir, from.name, from_slot, &Edge::to(victim.ino, &node))?;
-                step.txn.put(&key::node(victim.ino), &node.encode())?;
+                step.put_node(victim.ino, &node)?;
                 Replaced::Exchanged(node)
             }
             Some((victim, state)) => {
@@ -476,12 +481,7 @@ impl Rename<'_> {
             }
         };
         core.put_edge(step, to.dir, to.name, to_slot, &Edge::to(inodes.moved.ino, &moved))?;
-        let from_touch = core.touch(step, &self.from_dir, dirs.from(), links.from)?;
-        let to_touch = match &dirs.to {
-            Some(state) => Some(core.touch(step, &self.to_dir, state, links.to)?),
-            None => None,
-        };
-        step.txn.put(&key::node(inodes.moved.ino), &moved.encode())?;
+        step.put_node(inodes.moved.ino, &moved)?;
         Ok(Edit {
             moved,
             replaced,
@@ -496,7 +496,7 @@ impl Rename<'_> {
         match whiteout {
             Some((ino, node)) => {
                 core.put_edge(step, from.dir, from.name, slot, &Edge::to(*ino, node))?;
-                step.txn.put(&key::node(*ino), &node.encode())?;
+                step.put_node(*ino, node)?;
                 Ok(())
             }
             None => core.delete_edge(step, from.dir, from.name, &slot),
