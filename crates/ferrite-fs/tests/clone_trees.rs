@@ -93,17 +93,7 @@ pub(crate) fn tree_of_all_kinds(engine: &Engine) -> Ino {
 
 /// The nodes below a directory of the root, by their paths there, without what a clone has of its own.
 pub(crate) fn below(engine: &Engine, name: &str) -> BTreeMap<Vec<u8>, Node> {
-    let prefix = [b"/", name.as_bytes()].concat();
-    let Snapshot(nodes) = Snapshot::capture(engine).unwrap();
-    let within = |path: &[u8]| {
-        let rest = path.strip_prefix(&prefix[..])?;
-        (rest.is_empty() || rest[0] == b'/').then(|| rest.to_vec())
-    };
-    let nodes = nodes.into_iter().filter_map(|(path, mut node)| {
-        node.first_path = within(&node.first_path)?;
-        Some((within(&path)?, node))
-    });
-    nodes.collect()
+    Snapshot::below(engine, name).unwrap().0
 }
 
 fn clone(engine: &Engine, source: Ino, name: &str) -> Attr {

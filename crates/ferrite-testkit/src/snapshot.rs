@@ -31,6 +31,24 @@ pub struct Node {
 pub struct Snapshot(pub BTreeMap<Vec<u8>, Node>);
 
 impl Snapshot {
+    /// The tree below a path from the root, by the paths there. Without names elsewhere, so a clone of it is equal.
+    ///
+    /// # Errors
+    /// As [`Self::capture`].
+    pub fn below(fs: &dyn FileSystem, path: &str) -> Result<Snapshot> {
+        let prefix = [b"/", path.as_bytes()].concat();
+        let within = |path: &[u8]| {
+            let rest = path.strip_prefix(&prefix[..])?;
+            (rest.is_empty() || rest[0] == b'/').then(|| rest.to_vec())
+        };
+        let Snapshot(nodes) = Snapshot::capture(fs)?;
+        let nodes = nodes.into_iter().filter_map(|(path, mut node)| {
+            node.first_path = within(&node.first_path)?;
+            Some((within(&path)?, node))
+        });
+        Ok(Snapshot(nodes.collect()))
+    }
+
     /// Reads the whole tree, which must not change meanwhile.
     ///
     /// # Errors

@@ -478,7 +478,7 @@ pub(crate) fn is_hidden(core: &Core, entry: &DirEntry<'_>) -> bool {
     entry.kind == FileKind::Directory && entry.name == SNAPSHOTS_NAME && holds_snapshots()
 }
 
-/// What listings show of a directory: see [`list`].
+/// Lists a directory as callers see it; see [`list`].
 pub(crate) fn list_shown(
     core: &Core,
     dir: Inum,

@@ -18,6 +18,7 @@ mod permissions;
 pub mod read_only;
 mod readdir;
 mod rename;
+mod snapshots;
 mod space;
 mod sparse;
 mod times;
@@ -101,6 +102,7 @@ pub fn suite() -> Vec<Case> {
         paths::CASES,
         change::CASES,
         space::CASES,
+        snapshots::CASES,
     ]
     .concat()
 }
@@ -249,6 +251,7 @@ pub fn errno_of(variant: &str) -> i32 {
         "Loop" => FsError::Loop,
         "Busy" => FsError::Busy,
         "Stale" => FsError::Stale,
+        "ReadOnly" => FsError::ReadOnly,
         other => unreachable!("errno_of lacks {other}"),
     }
     .errno()
