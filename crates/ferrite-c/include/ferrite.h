@@ -278,8 +278,8 @@ const char *ferrite_error(void);
 
 /*
  Opens a file. `flags` are those of open(2): an access mode, `O_CREAT`, `O_EXCL`, `O_TRUNC`, `O_APPEND`,
- `O_NOFOLLOW`, `O_NOATIME`, `O_SYNC` and `O_DSYNC`; others are refused. `mode` is that of a new file; there is no
- umask.
+ `O_NOFOLLOW`, `O_NOATIME`, `O_SYNC` and `O_DSYNC`; others are refused. With `O_TMPFILE`, `path` is a directory, and
+ the file has no name until `ferrite_link_file` gives it one. `mode` is that of a new file; there is no umask.
 
  Returns a file to be closed by `ferrite_close_file`, or NULL.
  */
@@ -287,6 +287,11 @@ struct ferrite_file *ferrite_open_file(const struct ferrite_volume *volume,
                                        const char *path,
                                        int flags,
                                        uint32_t mode);
+
+/*
+ Gives an open file a name: its first, if it was opened with `O_TMPFILE`, or a further one.
+ */
+int ferrite_link_file(const struct ferrite_file *file, const char *path);
 
 /*
  Closes a file, and releases its locks. NULL is accepted.
@@ -412,6 +417,14 @@ int ferrite_rename(const struct ferrite_volume *volume,
  Gives a file a further name.
  */
 int ferrite_link(const struct ferrite_volume *volume, const char *from, const char *to);
+
+/*
+ Clones a file, or a directory with all below it, to a new name: one state of it, in one step, which shares its
+ content instead of copying it.
+ */
+int ferrite_clone(const struct ferrite_volume *volume,
+                  const char *from,
+                  const char *to);
 
 /*
  Makes a symbolic link.

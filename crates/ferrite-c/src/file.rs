@@ -45,8 +45,8 @@ fn memory(len: usize) -> Result<Vec<u8>, Failure> {
 }
 
 /// Opens a file. `flags` are those of open(2): an access mode, `O_CREAT`, `O_EXCL`, `O_TRUNC`, `O_APPEND`,
-/// `O_NOFOLLOW`, `O_NOATIME`, `O_SYNC` and `O_DSYNC`; others are refused. `mode` is that of a new file; there is no
-/// umask.
+/// `O_NOFOLLOW`, `O_NOATIME`, `O_SYNC` and `O_DSYNC`; others are refused. With `O_TMPFILE`, `path` is a directory, and
+/// the file has no name until `ferrite_link_file` gives it one. `mode` is that of a new file; there is no umask.
 ///
 /// Returns a file to be closed by `ferrite_close_file`, or NULL.
 #[unsafe(no_mangle)]
@@ -59,6 +59,7 @@ pub extern "C" fn ferrite_open_file(
     call(None, || {
         let (volume, path) = (given(volume)?, text(path, "the path")?);
         let mut options = OpenOptions::new();
+        let is_nameless = flags & libc::O_TMPFILE == libc::O_TMPFILE;
         let access = flags & libc::O_ACCMODE;
         options
             .read(access != libc::O_WRONLY)
@@ -67,15 +68,27 @@ pub extern "C" fn ferrite_open_file(
             .append(flags & libc::O_APPEND != 0)
             .mode(mode);
         match flags & (libc::O_CREAT | libc::O_EXCL) {
+            _ if is_nameless => &mut options,
             both if both == libc::O_CREAT | libc::O_EXCL => options.create_new(true),
             one => options.create(one == libc::O_CREAT),
         };
-        let set = libc::O_ACCMODE | libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_APPEND;
-        options.custom_flags(flags & !set);
+        let set = libc::O_ACCMODE | libc::O_TRUNC | libc::O_APPEND;
+        let of_names = if is_nameless { 0 } else { libc::O_CREAT | libc::O_EXCL };
+        options.custom_flags(flags & !(set | of_names));
         Ok(Some(Box::new(OpenFile {
             file: options.open(&volume.0, path)?,
             path: path.into(),
         })))
+    })
+}
+
+/// Gives an open file a name: its first, if it was opened with `O_TMPFILE`, or a further one.
+#[unsafe(no_mangle)]
+pub extern "C" fn ferrite_link_file(file: Option<&OpenFile>, path: *const c_char) -> c_int {
+    call(-1, || {
+        let path = text(path, "the path")?;
+        given(file)?.file.link(path)?;
+        Ok(0)
     })
 }
 

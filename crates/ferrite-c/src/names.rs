@@ -84,6 +84,17 @@ pub extern "C" fn ferrite_link(volume: Option<&Volume>, from: *const c_char, to:
     })
 }
 
+/// Clones a file, or a directory with all below it, to a new name: one state of it, in one step, which shares its
+/// content instead of copying it.
+#[unsafe(no_mangle)]
+pub extern "C" fn ferrite_clone(volume: Option<&Volume>, from: *const c_char, to: *const c_char) -> c_int {
+    call(-1, || {
+        let (from, to) = (text(from, "the original")?, text(to, "the name of the clone")?);
+        given(volume)?.0.clone_tree(from, to)?;
+        Ok(0)
+    })
+}
+
 /// Makes a symbolic link.
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrite_symlink(volume: Option<&Volume>, target: *const c_char, path: *const c_char) -> c_int {

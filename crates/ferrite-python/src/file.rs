@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::buffer;
-use crate::error::{not_negative, of_io, of_library, os_error};
+use crate::error::{not_negative, of_io, of_library, os_error, path_of};
 use crate::stat::{StatTuple, stat_tuple};
 
 /// A read of no more bytes gets memory for all of them, without asking how long the file is.
@@ -132,6 +132,11 @@ impl RawFile {
     fn close(&self, py: Python<'_>) {
         let file = self.file.lock().take();
         py.detach(move || drop(file));
+    }
+
+    /// Gives the file a name.
+    fn link(&self, py: Python<'_>, path: &[u8]) -> PyResult<()> {
+        self.run(py, |file| file.link(path_of(path)))
     }
 
     /// Reads into a buffer at the position.

@@ -105,6 +105,9 @@ impl RawVolume {
             .truncate(has(libc::O_TRUNC))
             .no_follow(has(libc::O_NOFOLLOW))
             .mode(mode);
+        if has(libc::O_TMPFILE) {
+            options.custom_flags(flags & (libc::O_TMPFILE | libc::O_EXCL));
+        }
         if has(libc::O_CREAT | libc::O_EXCL) {
             options.create_new(true);
         }
@@ -176,6 +179,16 @@ impl RawVolume {
     /// Adds a name to a file.
     fn link(&self, py: Python<'_>, original: &[u8], link: &[u8]) -> PyResult<()> {
         self.run(py, |fs| fs.hard_link(path_of(original), path_of(link)))
+    }
+
+    /// Copies a file; returns its length.
+    fn copy(&self, py: Python<'_>, original: &[u8], copy: &[u8]) -> PyResult<u64> {
+        self.run(py, |fs| fs.copy(path_of(original), path_of(copy)))
+    }
+
+    /// Clones a file or a tree.
+    fn clone_tree(&self, py: Python<'_>, original: &[u8], clone: &[u8]) -> PyResult<()> {
+        self.run(py, |fs| fs.clone_tree(path_of(original), path_of(clone)))
     }
 
     /// Makes a symbolic link.

@@ -33,6 +33,22 @@ def test_directories(volume):
     with pytest.raises(OSError) as caught:
         volume.rmdir("/a")
     assert caught.value.errno == errno.ENOTEMPTY
+    volume.clone("/a", "/clone")
+    assert sorted(volume.listdir("/clone")) == sorted(volume.listdir("/a"))
+    with pytest.raises(FileExistsError):
+        volume.clone("/a", "/clone")
+    volume.rmtree("/clone")
+    with volume.open("/a/one", "wb") as file:
+        file.write(b"x" * 100_000)
+    assert volume.copy("/a/one", "/copy") == 100_000
+    assert volume.open("/copy").read() == b"x" * 100_000
+    volume.remove("/copy")
+    with volume.tempfile("/a") as file:
+        file.write(b"all of it")
+        assert len(volume.listdir("/a")) == 6
+        file.link("/a/whole")
+    assert volume.open("/a/whole").read() == b"all of it"
+    volume.remove("/a/whole")
     volume.rename("/a/one", "/two")
     with pytest.raises(FileExistsError) as caught:
         volume.rename_new("/two", "/a/hard")

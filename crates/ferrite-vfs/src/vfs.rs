@@ -264,15 +264,22 @@ impl Vfs {
         Ok(opened.file)
     }
 
-    /// Opens a new file without a name in a directory for reading and writing, as `open(2)` does with `O_TMPFILE`, and
-    /// with `O_EXCL` if it must never get a name.
-    pub fn create_nameless(&self, dir: &[u8], mode: u32, is_final: bool) -> Result<Arc<dyn OpenFile>> {
-        let dir = self.target(dir, true)?;
+    /// Opens a new file without a name in a directory, as `open(2)` does with `O_TMPFILE`, and with `O_EXCL` if it must
+    /// never get a name.
+    ///
+    /// # Errors
+    /// `Invalid` for a file that is not open for writing; those of creating one.
+    pub fn create_nameless(&self, dir: &[u8], flags: &OpenFlags, is_final: bool) -> Result<Arc<dyn OpenFile>> {
+        if !flags.write {
+            return Err(FsError::Invalid(BadArgument::NotWritable));
+        }
+        let dir = self.target(dir, !flags.no_follow)?;
         let new = NewFile {
-            mode: mode & 0o7777,
+            mode: flags.mode & 0o7777,
             open: OpenMode {
-                read: true,
+                read: flags.read,
                 write: true,
+                no_atime: flags.no_atime,
                 ..OpenMode::default()
             },
             exclusive: is_final,

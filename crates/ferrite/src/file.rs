@@ -78,17 +78,12 @@ impl File {
         Ok(File::of(fs, file, path, flags, append))
     }
 
-    /// A new file without a name in the directory at `dir`.
-    pub(crate) fn nameless(fs: &Fs, dir: &Path) -> Result<File> {
+    /// A new file without a name in the directory at `dir`; `is_final`: it never gets one.
+    pub(crate) fn nameless(fs: &Fs, dir: &Path, flags: &OpenFlags, append: bool, is_final: bool) -> Result<File> {
         let file = fs.run("create a file in", dir, |vfs, dir| {
-            vfs.create_nameless(dir, 0o600, false)
+            vfs.create_nameless(dir, flags, is_final)
         })?;
-        let flags = OpenFlags {
-            read: true,
-            write: true,
-            ..OpenFlags::default()
-        };
-        Ok(File::of(fs, file, dir, &flags, false))
+        Ok(File::of(fs, file, dir, flags, append))
     }
 
     fn of(fs: &Fs, file: Arc<dyn OpenFile>, path: &Path, flags: &OpenFlags, append: bool) -> File {

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ferrite_vfs::{BadArgument, FileKind, FsError, NewNode, RenameMode, Vfs};
+use ferrite_vfs::{BadArgument, FileKind, FsError, NewNode, OpenFlags, RenameMode, Vfs};
 
 use crate::dir::Dir;
 use crate::error::{Cause, Error, Result};
@@ -22,9 +22,6 @@ const DIR_MODE: u32 = 0o755;
 
 /// The directory of snapshots.
 const SNAPSHOTS: &str = ".snapshots";
-
-/// Bytes that a copy transfers at a time.
-const COPY_BYTES: usize = 1 << 20;
 
 impl Fs {
     /// Opens a file for reading.
@@ -193,7 +190,13 @@ impl Fs {
     /// # fn main() { run().unwrap() }
     /// ```
     pub fn tempfile_in(&self, dir: impl AsRef<Path>) -> Result<File> {
-        File::nameless(self, dir.as_ref())
+        let flags = OpenFlags {
+            read: true,
+            write: true,
+            mode: 0o600,
+            ..OpenFlags::default()
+        };
+        File::nameless(self, dir.as_ref(), &flags, false, false)
     }
 
     /// Creates a hard link. A symbolic link is not followed.
@@ -322,8 +325,8 @@ impl Fs {
             .map(drop)
     }
 
-    /// Copies the content and permission bits of a file; returns its length. Consists of many atomic steps: the copy
-    /// exists from the first one on.
+    /// Copies the content and permission bits of a file; returns its length. The copy shares content where the engine
+    /// can do that ([`File::copy_range`]). Consists of several atomic steps: the copy exists from the first one on.
     ///
     /// # Errors
     /// `EINVAL` for a copy of a file onto itself, which would truncate it.
@@ -342,15 +345,12 @@ impl Fs {
             return Err(Error::new("copy", self.prefix().join(from), cause).with_new_path(self.prefix().join(to)));
         }
         target.set_len(0)?;
-        let mut buffer = vec![0; COPY_BYTES];
         let mut offset = 0;
         loop {
-            match source.read_from(offset, &mut buffer)? {
+            // Again at the end: the source may have become longer.
+            match target.copy_range(&source, offset, offset, u64::MAX - offset)? {
                 0 => break,
-                count => {
-                    target.write_whole(&buffer[..count], offset)?;
-                    offset += count as u64;
-                }
+                count => offset += count,
             }
         }
         target.set_permissions(found.permissions())?;

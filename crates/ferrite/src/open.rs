@@ -14,7 +14,8 @@ use crate::fs::Fs;
 const FLAGS_THAT_HOLD: i32 = libc::O_CLOEXEC | libc::O_LARGEFILE | libc::O_DSYNC | libc::O_SYNC | libc::O_NOCTTY;
 
 /// How to open a file. [`OpenOptionsExt`] sets the permission bits of a new file [default: 0644], and flags of
-/// `open(2)`: `O_NOFOLLOW`, `O_NOATIME`, and those whose wish is always met (`O_CLOEXEC`, `O_SYNC`, `O_DSYNC`).
+/// `open(2)`: `O_NOFOLLOW`, `O_NOATIME`, `O_TMPFILE` (with `O_EXCL`, the file never gets a name), and those whose wish
+/// is always met (`O_CLOEXEC`, `O_SYNC`, `O_DSYNC`).
 ///
 /// ```
 /// use std::os::unix::fs::OpenOptionsExt;
@@ -84,7 +85,11 @@ impl OpenOptions {
     /// Those of `open(2)`, with their error numbers. A named pipe, a socket or a device is `ENXIO`; a custom flag
     /// without effect here is `EINVAL`.
     pub fn open(&self, fs: &Fs, path: impl AsRef<Path>) -> Result<File> {
-        let known = libc::O_NOFOLLOW | libc::O_NOATIME | libc::O_ACCMODE | FLAGS_THAT_HOLD;
+        let mut known = libc::O_NOFOLLOW | libc::O_NOATIME | libc::O_ACCMODE | FLAGS_THAT_HOLD;
+        let is_nameless = self.custom_flags & libc::O_TMPFILE == libc::O_TMPFILE;
+        if is_nameless {
+            known |= libc::O_TMPFILE | libc::O_EXCL;
+        }
         let flags = self.custom_flags & !known;
         if flags != 0 {
             return Err(Error::new("open", fs.prefix().join(path), Cause::OpenFlags { flags }));
@@ -94,6 +99,10 @@ impl OpenOptions {
         flags.no_atime |= self.custom_flags & libc::O_NOATIME != 0;
         flags.write |= self.append;
         flags.mode = self.mode.unwrap_or(0o644);
+        if is_nameless {
+            let is_final = self.custom_flags & libc::O_EXCL != 0;
+            return File::nameless(fs, path.as_ref(), &flags, self.append, is_final);
+        }
         File::open(fs, path.as_ref(), &flags, self.append)
     }
 }

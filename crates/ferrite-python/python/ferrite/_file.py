@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Iterator
 
 from ._ferrite import RawFile
-from ._types import Buffer, stat_result
+from ._types import Buffer, Path, path_bytes, stat_result
 
 
 class File(io.RawIOBase):
@@ -92,6 +92,11 @@ class File(io.RawIOBase):
         """Appends all of `data` atomically; returns its offset."""
         self._check(self._writable, "writing")
         return self._raw.append(data)
+
+    def link(self, path: Path) -> None:
+        """Gives the file a name: its first, if `Volume.tempfile` made it, or a further one."""
+        self._checkClosed()
+        self._raw.link(path_bytes(path))
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Moves the position; returns it."""

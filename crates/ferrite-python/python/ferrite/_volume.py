@@ -247,6 +247,20 @@ class Volume:
         """Gives a file a further name."""
         self._raw.link(path_bytes(original), path_bytes(link))
 
+    def copy(self, original: Path, copy: Path) -> int:
+        """Copies the content and the permission bits of a file; returns its length. Content is shared where it can be."""
+        return self._raw.copy(path_bytes(original), path_bytes(copy))
+
+    def clone(self, original: Path, clone: Path) -> None:
+        """Clones a file, or a directory with all below it, to a new name, in one step that shares its content."""
+        self._raw.clone_tree(path_bytes(original), path_bytes(clone))
+
+    def tempfile(self, folder: Path = "/", *, permissions: int = 0o600) -> File:
+        """Makes a file without a name in a folder, open for reading and writing. `File.link` gives it one; without that
+        it is gone when it is closed."""
+        flags = os.O_RDWR | os.O_TMPFILE
+        return File(self._raw.open_file(path_bytes(folder), flags, permissions), os.fspath(folder), os.O_RDWR, self)
+
     def symlink(self, target: Path, link: Path) -> None:
         """Makes a symbolic link."""
         self._raw.symlink(path_bytes(target), path_bytes(link))

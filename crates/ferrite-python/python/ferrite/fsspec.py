@@ -170,11 +170,7 @@ class FerriteFileSystem(AbstractFileSystem):
         if self.volume.isdir(path1):
             self.volume.makedirs(path2, exist_ok=True)
             return
-        buffer = bytearray(1 << 20)
-        view = memoryview(buffer)
-        with self.volume.open(path1, "rb", 0) as source, self.volume.open(path2, "wb", 0) as target:
-            while count := source.readinto(buffer):
-                _write_all(target, view[:count])
+        self.volume.copy(path1, path2)
 
     def mv(self, path1: str, path2: str, recursive: bool = False, maxdepth: int | None = None, **options: Any) -> None:
         """Renames, atomically where no pattern is used."""
