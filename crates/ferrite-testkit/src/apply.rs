@@ -235,7 +235,7 @@ impl<'a> Runner<'a> {
                 self.create(to, |fs, dir, name| fs.clone_tree(SYSTEM, ino, dir, name))
             }
             Op::Unlink { path } => self.change_name(path, |fs, dir, name| fs.unlink(SYSTEM, dir, name)),
-            Op::Rmdir { path } => self.change_name(path, |fs, dir, name| fs.rmdir(SYSTEM, dir, name)),
+            Op::Rmdir { path } => self.rmdir(path),
             Op::Rename { from, to, mode } => {
                 let (dir, old) = self.split(from)?;
                 let (new_dir, new) = self.split(to)?;

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ferrite_vfs::{FileKind, FsError, Ino, SYSTEM};
 
 use super::{Outcome, Runner, Step, Stop};
-use crate::ops::{Op, Path};
+use crate::ops::{Op, Path, SNAPSHOTS};
 
 /// A listing in progress, and the names that may change during it.
 pub(super) struct Listing {
@@ -17,6 +17,8 @@ pub(super) struct Listing {
     at_start: BTreeMap<Vec<u8>, FileKind>,
     pub(super) touched: BTreeSet<Vec<u8>>,
     seen: BTreeSet<Vec<u8>>,
+    /// It is of a part of a snapshot that was removed: entries go when the engine has time for that.
+    is_going: bool,
 }
 
 impl Runner<'_> {
@@ -35,6 +37,39 @@ impl Runner<'_> {
                 self.touch(dir, &name);
             }
         }
+    }
+
+    /// Removes a directory. With a snapshot, all that is below it goes.
+    pub(super) fn rmdir(&mut self, path: &Path) -> Step<Outcome> {
+        let going = match path.0[..] {
+            [.., SNAPSHOTS, _] => self.listed_below(path),
+            _ => Vec::new(),
+        };
+        let done = self.change_name(path, |fs, dir, name| fs.rmdir(SYSTEM, dir, name))?;
+        for slot in going {
+            if let Some(listing) = &mut self.listings[slot] {
+                listing.is_going = true;
+            }
+        }
+        Ok(done)
+    }
+
+    /// The listings in progress of directories at or below a path.
+    fn listed_below(&self, path: &Path) -> Vec<usize> {
+        let mut below = BTreeSet::new();
+        let mut dirs: Vec<Ino> = self.resolve(path).ok().map(|attr| attr.ino).into_iter().collect();
+        while let Some(dir) = dirs.pop() {
+            if below.insert(dir) {
+                // Whatever is no directory, or cannot be listed, has no listing in progress.
+                let _ = self.fs.readdir(SYSTEM, dir, 0, &mut |entry| {
+                    dirs.extend((entry.kind == FileKind::Directory).then_some(entry.ino));
+                    true
+                });
+            }
+        }
+        let listings = self.listings.iter().enumerate();
+        let is_below = |listing: &Option<Listing>| listing.as_ref().is_some_and(|it| below.contains(&it.dir));
+        listings.filter(|(_, it)| is_below(it)).map(|(slot, _)| slot).collect()
     }
 
     pub(super) fn list(&mut self, path: &Path) -> Step<Outcome> {
@@ -76,6 +111,7 @@ impl Runner<'_> {
             at_start: entries.into_iter().collect(),
             touched: BTreeSet::new(),
             seen: BTreeSet::new(),
+            is_going: false,
         });
         Ok(Outcome::Done)
     }
@@ -93,7 +129,7 @@ impl Runner<'_> {
             taken += 1;
             listing.cookie = entry.next_cookie;
             let fresh = listing.seen.insert(entry.name.to_vec());
-            if !listing.touched.contains(entry.name) {
+            if !listing.is_going && !listing.touched.contains(entry.name) {
                 let known = listing.at_start.get(entry.name) == Some(&entry.kind);
                 if !fresh || !known {
                     let what = if fresh { "was not there" } else { "came twice" };
@@ -108,6 +144,7 @@ impl Runner<'_> {
         match result {
             Ok(()) => {}
             // The directory may have been removed meanwhile.
+            Err(FsError::NotFound | FsError::Stale) if listing.is_going => {}
             Err(FsError::NotFound | FsError::Stale)
                 if self.fs.getattr(SYSTEM, listing.dir).map_or(0, |a| a.nlink) == 0 => {}
             Err(error) => return Err(error.into()),
@@ -123,7 +160,7 @@ impl Runner<'_> {
         let kept: Vec<_> = listing
             .at_start
             .into_iter()
-            .filter(|(name, _)| !listing.touched.contains(name))
+            .filter(|(name, _)| !listing.is_going && !listing.touched.contains(name))
             .collect();
         for (name, _) in &kept {
             demand!(
