@@ -1,9 +1,10 @@
 //! Making, opening and closing a pool whose stores are there, and recovery after a crash.
 //!
 //! A start after a crash reads the metadata store's records: which inodes may be behind their blobs (the newer of the
-//! two is right), which blobs nothing names (they are deleted), which inodes have no name (they are freed, or kept for
-//! a server whose clients come back). It reads only what a record points to, so its time grows with the work that was
-//! under way, not with the size of the pool; but it counts the inodes.
+//! two is right), which blobs nothing names (they are deleted), which inodes have no name (they are freed, by the
+//! housekeeper if there are entries below, or kept for a server whose clients come back). It reads only what a record
+//! points to, so its time grows with the work that was under way, not with the size of the pool; but it counts the
+//! inodes.
 //!
 //! Each repair is a transaction of its own and can be done again: a crash during a start is followed by another start.
 

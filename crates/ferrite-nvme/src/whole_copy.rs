@@ -4,13 +4,13 @@
 
 use std::sync::{Arc, OnceLock};
 
-use ferrite_vfs::{CloneRange, Ctx, FsError, Outcome, Result, Unsupported, Written};
+use ferrite_vfs::{CloneRange, Ctx, FsError, Ino, Outcome, Result, Unsupported, Written};
 
 use crate::FILE_BYTES_MAX;
-use crate::content::Change;
+use crate::content::{Change, wrote};
 use crate::core::{Core, Step};
 use crate::format::key;
-use crate::format::node::Content;
+use crate::format::node::{Content, Node};
 use crate::inode_ref::InodeRef;
 use crate::table::{State, Writing};
 
@@ -24,60 +24,39 @@ fn lock<'i>(file: &'i InodeRef, source: &'i InodeRef) -> Result<(Writing<'i>, Wr
     Ok((file.write()?, from))
 }
 
-/// Whether a range of so many bytes is all of the source, and replaces all of the file.
-fn is_whole(range: &CloneRange, len: u64, from: &State, state: &State) -> bool {
-    let begins = range.source_offset == 0 && range.offset == 0;
-    begins && len == from.node.size && len >= state.node.size && matches!(from.node.content, Content::Blob(_))
+/// The length of a range, if it is empty, or all of the source and replaces all of the file.
+///
+/// # Errors
+/// Those of [`CloneRange::len_in`]; `NotSupported` for a part.
+fn whole_len(range: &CloneRange, ino: Ino, from: &Node, size: u64) -> Result<u64> {
+    let len = range.len_in(ino, from.size, size, FILE_BYTES_MAX)?;
+    let begins = range.source_offset == 0 && range.offset == 0 && range.source.ino != ino;
+    let is_whole = begins && len == from.size && len >= size && matches!(from.content, Content::Blob(_));
+    match len == 0 || is_whole {
+        true => Ok(len),
+        false => Err(FsError::NotSupported(Unsupported::Clone)),
+    }
 }
 
 impl Core {
-    /// Refuses at once, and without a change of the metadata, what [`Self::clone_range`] would refuse: callers try each
-    /// part of a file that they copy.
-    pub(crate) fn check_clone_range(self: &Arc<Core>, file: &InodeRef, range: &CloneRange) -> Result<()> {
-        let source = self.pin(range.source.ino)?;
-        let size = file.read()?.node.size;
-        let from = source.read()?;
-        let len = range.len_in(file.ino, from.node.size, size, FILE_BYTES_MAX)?;
-        let may_be = range.source_offset == 0 && range.offset == 0 && len == from.node.size && len >= size;
-        match len == 0 || may_be && source.ino != file.ino {
-            true => Ok(()),
-            false => Err(FsError::NotSupported(Unsupported::Clone)),
-        }
-    }
-
     /// See [`ferrite_vfs::OpenFile::clone_range`]. Blocks on the locks of both files.
-    pub(crate) fn clone_range(
-        self: &Arc<Core>,
-        ctx: &Ctx,
-        step: Step<'_>,
-        file: &InodeRef,
-        range: &CloneRange,
-    ) -> Result<Written> {
-        let refused = Err(FsError::NotSupported(Unsupported::Clone));
-        let len_in = |source: &State, state: &State| {
-            let (from, size) = (source.node.size, state.node.size);
-            range.len_in(file.ino, from, size, FILE_BYTES_MAX)
-        };
+    pub(crate) fn clone_range(self: &Arc<Core>, ctx: &Ctx, file: &InodeRef, range: &CloneRange) -> Result<Written> {
         let source = self.pin(range.source.ino)?;
-        if source.ino == file.ino {
-            let state = file.read()?;
-            return match len_in(&state, &state)? {
-                0 => Ok(Written::new(range.offset, 0)),
-                _ => refused,
-            };
-        }
-        let (mut state, mut from) = lock(file, &source)?;
-        let len = len_in(&from, &state)?;
-        if len == 0 {
+        // Callers try each part of a file that they copy: that takes no step, and no token keeps that it was refused.
+        let size = file.read()?.node.size;
+        if whole_len(range, file.ino, &source.read()?.node, size)? == 0 {
             return Ok(Written::new(range.offset, 0));
         }
-        if !is_whole(range, len, &from, &state) {
-            return refused;
-        }
-        self.store_node(&source, &mut from)?;
-        let change = self.change_of(ctx, file, &mut state, false, len);
-        self.give_blob(step, (file, &mut state), (&source, &mut from), change)?;
-        Ok(Written::new(0, len as usize))
+        self.change(ctx, wrote, |step| {
+            let (mut state, mut from) = lock(file, &source)?;
+            let len = whole_len(range, file.ino, &from.node, state.node.size)?;
+            if len > 0 {
+                self.store_node(&source, &mut from)?;
+                let change = self.change_of(ctx, file, &mut state, false, len);
+                self.give_blob(step, (file, &mut state), (&source, &mut from), change)?;
+            }
+            Ok(Written::new(range.offset, len as usize))
+        })
     }
 
     /// Makes a file name the blob of another, instead of what it has, in one step.

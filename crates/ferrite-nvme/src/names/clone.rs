@@ -109,7 +109,6 @@ impl Core {
             let _alone = self.freeze_barrier.shut_for_caller();
             cloning.make(step, source, target)
         };
-
         if let Some(top) = cloning.top {
             // Without a name, all of it is removed with this pin, and others need not wait for that.
             drop(self.pin(top));
