@@ -152,6 +152,30 @@ bugs! {
     ContentOfOldEpoch,
     /// The recovery looks at content before it has fenced the earlier owner.
     RecoveryBeforeFence,
+
+    "ferrite-nvme, slices":
+    /// Rows name a slice whose object is not there yet.
+    PublishBeforeUpload,
+    /// A slice that nothing names any more gets no record, so its object stays for ever.
+    DeadSliceForgotten,
+    /// The objects of dead slices go at once, though a file as it was published last may name them.
+    CollectBeforeTime,
+    /// A slice is read without its checksum.
+    SliceUnverified,
+    /// The log's head is moved over changes that are not published.
+    LogTrimmedEarly,
+    /// No mark says that a log has changes of a blob.
+    LoggedUnmarked,
+    /// Bytes with changes in a log that is not here are read as they were published.
+    LostChangesIgnored,
+
+    "ferrite-wal":
+    /// A group is written over one that is kept.
+    LogRingOverrun,
+    /// Space is used again although no superblock is durable whose head is behind it.
+    LogHeadVolatile,
+    /// A torn group counts.
+    LogGroupUnverified,
 }
 
 impl Bug {
@@ -206,6 +230,8 @@ mod tests {
             "ferrite-meta",
             "ferrite-nvme",
             "ferrite-nvme, fences",
+            "ferrite-nvme, slices",
+            "ferrite-wal",
         ];
         let listed: usize = crates.iter().map(|krate| Bug::of(krate).count()).sum();
         assert_eq!(listed, Bug::ALL.len());

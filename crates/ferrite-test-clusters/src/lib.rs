@@ -1,10 +1,11 @@
-//! PostgreSQL and Ceph in temporary folders, on loopback, for tests and benchmarks that need the real
+//! PostgreSQL, Ceph and S3 in temporary folders, on loopback, for tests and benchmarks that need the real
 //! servers.
 //!
 //! | module | contents |
 //! | --- | --- |
 //! | `postgres` | [`Postgres`]: a primary, and a synchronous standby if asked for |
 //! | `ceph` | [`Ceph`]: a monitor, up to three OSDs with BlueStore, a pool, and a manager if asked for |
+//! | `s3` | [`S3`]: a service that speaks the protocol of S3, and fails on demand |
 //! | `proxy` | [`Proxy`]: a network that can be cut |
 //! | `daemon` | processes that die with this one; [`pause`], which stops any |
 //! | `folder` | temporary folders that disappear even if this process is killed |
@@ -30,9 +31,11 @@ mod error;
 mod folder;
 mod postgres;
 mod proxy;
+mod s3;
 
 pub use ceph::{Ceph, CephOptions, PausedMonitor};
 pub use daemon::pause;
 pub use error::{Error, Result, or_skip};
 pub use postgres::{Postgres, PostgresOptions, Server};
 pub use proxy::{Passing, Proxy};
+pub use s3::{S3, S3Fault, S3Request};

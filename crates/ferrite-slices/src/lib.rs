@@ -1,0 +1,43 @@
+//! Immutable slices of files in S3, or in any place that the crate `object_store` reaches.
+//!
+//! | module | contents |
+//! | --- | --- |
+//! | `address` | `Address`: `s3://BUCKET/PREFIX` or `file:///DIRECTORY` |
+//! | `bucket` | `Bucket`: requests for objects below the prefix, started or waited for, each of bounded length |
+//! | `hedge` | reads that take unusually long, sent a second time |
+//! | `connect` | the client of S3: endpoint, region, time limits, repetition |
+//! | `credentials` | keys from the files that the tools of AWS have, read again when they change |
+//! | `slice` | `SliceId`, the name of a slice's object, and the bytes of the object with their checksum |
+//! | `slice_map` | `SliceMap`: which bytes of a file lie in which slices; its encoded parts, one for each chunk |
+//! | `cache` | `SliceCache`: slices that were read or written lately, each fetched once |
+//! | `arrivals` | slices that have arrived, until they were read to their end; how far readers are served ahead |
+//! | `error` | `Error`, which names the place, the cause and the mend |
+//!
+//! **Slices never change.** A slice has up to [`BLOCK_BYTES`] of one file's block; its id is used once, so an object is
+//! made by a conditional request, and a repeated request finds the same bytes or fails. A later slice covers an earlier
+//! one in the map of its file; the map says which is later, not the bucket.
+//!
+//! **Nothing waits for ever.** A request ends after [`REQUEST_MAX`], once it has its turn; readers do not wait for
+//! writers' turns.
+//!
+//! *Architecture invariant:* this crate knows neither files nor metadata.
+#![forbid(unsafe_code)]
+
+mod address;
+mod arrivals;
+mod bucket;
+mod cache;
+mod connect;
+mod credentials;
+mod error;
+mod hedge;
+mod slice;
+mod slice_map;
+
+pub use address::Address;
+pub use bucket::{Bucket, Listed, REQUEST_MAX, Requests, Started};
+pub use cache::SliceCache;
+pub use connect::ConnectOptions;
+pub use error::{Error, Result};
+pub use slice::{BLOCK_BYTES, SliceId, decode, encode, object_bytes, payload};
+pub use slice_map::{BlockUse, CHUNK_BYTES, Extent, SliceMap, Unnamed};
