@@ -5,12 +5,9 @@
 
 pub use ferrite_map::Mapping;
 use ferrite_pm::Durability;
+pub use ferrite_vfs::QuotaUse;
 pub use ferrite_vfs::volume::ScrubReport;
 use serde::{Deserialize, Serialize};
-
-pub use self::quota_use::QuotaUse;
-
-mod quota_use;
 
 /// The owner of a file; by default the root user.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -177,6 +177,7 @@ fn mount_in(
     let threads = service.spare().map_or(options.readers(), Spare::readers);
     let handshake = Handshake::new(Arc::clone(&service), rings.clone());
     let (session, dir) = start_session(handshake, device, dir, options)?;
+    service.notify_by(Notifications::new(session.notifier()));
     let readers = Readers::new(service, session.as_fd().try_clone_to_owned()?, only, rings.is_some());
     let way = match &rings {
         None => Way::Classic(why),

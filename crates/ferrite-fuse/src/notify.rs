@@ -13,7 +13,7 @@ use fuser::{INodeNo, Notifier};
 /// Notifies the kernel of changes. Cheap to clone.
 ///
 /// A call waits for the kernel's requests under way on the same inode or name. So it must not run on a thread that
-/// serves one, nor under a lock that serving one needs.
+/// serves one, nor under a lock that serving one needs; [`Self::attributes_changed`] alone waits for nothing.
 #[derive(Clone, Debug)]
 pub struct Notifications(Notifier);
 

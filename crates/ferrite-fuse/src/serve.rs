@@ -16,9 +16,9 @@ use fuser::Errno;
 use crate::caller;
 use crate::locks::Requester;
 use crate::message::abi::{InHeader, Request, decode, forgotten};
-use crate::message::reply::{Encode, Reply, StatX, Written, Xattr};
+use crate::message::reply::{Encode, Ioctl, Reply, StatX, Written, Xattr};
 use crate::message::{Exchange, Parts, kind};
-use crate::service::{Response, Service};
+use crate::service::{Response, Service, flags};
 use crate::space::{Attempt, RetryTimeout, go_on, is_no_space, when_open};
 
 /// A request that needs a reply before it is passed on.
@@ -55,6 +55,7 @@ pub(crate) fn serve<E: Exchange>(
 ) -> Option<E> {
     let requested = exchange.request();
     let Parts { op, payload, used } = exchange.parts();
+    let mut is_change = kind::changes(requested.opcode);
     match decode(requested.opcode, op, &payload[..used]) {
         Ok(Request::SetLk {
             fh,
@@ -77,9 +78,10 @@ pub(crate) fn serve<E: Exchange>(
         Ok(Request::Release { fh }) => {
             unless_it_panics(|| service.release_locks(requested.ino, fh));
         }
+        Ok(Request::Ioctl(call)) => is_change = flags::is_change(&call),
         _ => {}
     }
-    if !kind::changes(requested.opcode) {
+    if !is_change {
         let made = perform_in(service, &mut exchange);
         exchange.respond(made);
         return Some(exchange);
@@ -218,7 +220,7 @@ fn perform(service: &Service, ctx: &Ctx, requested: &InHeader, parts: Parts<'_>)
             reply(service.copy_file_range(ctx, from, to, length).map(Written), payload)
         }
         Request::LSeek { fh, offset, whence } => reply(service.lseek(ctx, fh, offset, whence), payload),
-        Request::Ioctl => Err(Errno::ENOTTY.into()),
+        Request::Ioctl(call) => reply(service.ioctl(ctx, ino, &call).map(Ioctl), payload),
         note @ (Request::Forget { .. } | Request::BatchForget(_) | Request::Interrupt { .. }) => {
             take_note(service, ino, &note);
             Ok(0)

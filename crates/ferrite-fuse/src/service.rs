@@ -12,8 +12,8 @@ use std::borrow::Cow;
 use std::collections::hash_map::RandomState;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use ferrite_vfs::{
@@ -31,6 +31,7 @@ use crate::handles::Handles;
 use crate::leased::LeasedEntries;
 use crate::locks::Locks;
 use crate::meter::Meter;
+use crate::notify::Notifications;
 use crate::options::FuseOptions;
 use crate::retries::Retries;
 
@@ -100,6 +101,8 @@ pub(crate) struct Service {
     away: Option<Away>,
     /// If the engine gives leases on its replies, which it recalls.
     leased: Option<Arc<LeasedEntries>>,
+    /// Once it is mounted.
+    notifications: OnceLock<Notifications>,
 }
 
 impl Drop for Service {
@@ -158,7 +161,13 @@ impl Service {
             locks,
             away,
             leased,
+            notifications: OnceLock::new(),
         }
+    }
+
+    /// The mount is there, and can be notified of what the kernel does not see.
+    pub(crate) fn notify_by(&self, notifications: Notifications) {
+        let _ = self.notifications.set(notifications);
     }
 
     /// The entries to recall from the kernel, if the engine wants that.
@@ -620,8 +629,11 @@ impl Service {
             libc::XATTR_REPLACE => XattrMode::Replace,
             _ => XattrMode::Any,
         };
-        let ctx = space::changing_xattr(ctx, name);
-        to_response(check_xattr(name).and_then(|name| self.fs.setxattr(&ctx, ino, name, value, mode)))
+        let set = |name| {
+            let ctx = space::changing_xattr(ctx, name)?;
+            self.fs.setxattr(&ctx, ino, name, value, mode)
+        };
+        to_response(check_xattr(name).and_then(set))
     }
 
     pub(crate) fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Response<Vec<u8>> {
@@ -643,13 +655,17 @@ impl Service {
     }
 
     pub(crate) fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Response<()> {
-        let ctx = space::changing_xattr(ctx, name);
-        to_response(check_xattr(name).and_then(|name| self.fs.removexattr(&ctx, ino, name)))
+        let remove = |name| {
+            let ctx = space::changing_xattr(ctx, name)?;
+            self.fs.removexattr(&ctx, ino, name)
+        };
+        to_response(check_xattr(name).and_then(remove))
     }
 }
 
 mod dirty;
 mod disconnected;
+pub(crate) mod flags;
 mod locking;
 mod space;
 

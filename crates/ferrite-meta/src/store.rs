@@ -147,6 +147,65 @@ pub trait MetaStore: Send + Sync {
     }
 }
 
+/// A store that several share. It is closed when the last of them drops it.
+impl<S: MetaStore + ?Sized> MetaStore for std::sync::Arc<S> {
+    fn begin(&self) -> Box<dyn Transaction + '_> {
+        (**self).begin()
+    }
+
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        (**self).get(key)
+    }
+
+    fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()> {
+        (**self).scan(from, to, visit)
+    }
+
+    fn sync(&self) -> Result<()> {
+        (**self).sync()
+    }
+
+    fn health(&self) -> Result<()> {
+        (**self).health()
+    }
+
+    fn give_up(&self) {
+        (**self).give_up();
+    }
+
+    fn abandon(&self) {
+        (**self).abandon();
+    }
+
+    fn may_answer(&self) -> Result<()> {
+        (**self).may_answer()
+    }
+
+    fn lease_left(&self) -> Duration {
+        (**self).lease_left()
+    }
+
+    fn lease_length(&self) -> Duration {
+        (**self).lease_length()
+    }
+
+    fn know_empty(&self, from: &[u8], to: &[u8]) {
+        (**self).know_empty(from, to);
+    }
+
+    fn has_space_to_spare(&self) -> bool {
+        (**self).has_space_to_spare()
+    }
+
+    fn tally(&self, from: &[u8], to: &[u8]) -> Result<Option<(u64, u64)>> {
+        (**self).tally(from, to)
+    }
+
+    fn statistics(&self) -> Statistics {
+        (**self).statistics()
+    }
+}
+
 /// A transaction. It belongs to one thread. Dropping it undoes it and releases its locks.
 pub trait Transaction {
     /// The value of a key: this transaction's, or else as last committed. Takes no lock, and waits for none.

@@ -24,6 +24,7 @@ mod copy;
 mod ctx;
 pub mod dedup;
 mod error;
+mod flags;
 mod fs;
 pub mod latency;
 mod layer;
@@ -49,9 +50,13 @@ pub use ctx::{ClientId, Cred, Ctx, Groups, SYSTEM};
 pub use dedup::{DedupToken, Outcome};
 pub use error::{BadArgument, Corruption, ErrorCode, FileBytes, FsError, Result, SessionsOf, SpaceOf, Unsupported};
 pub use ferrite_buffers as buffers;
+pub use flags::{FLAGS_XATTR, InodeFlags, NameChange};
 pub use fs::{FileSystem, OpenFile, ReadDone, WriteDone, walk};
 pub use layer::{FileLayer, Layer, Shared};
-pub use quota::{QUOTA_XATTR, Quota, QuotaLimits, check_attribute_name};
+pub use quota::{
+    QUOTA_LEVELS_MAX, QUOTA_XATTR, QUOTAS_LISTED_MAX, Quota, QuotaChange, QuotaCharge, QuotaLimits, QuotaTable,
+    QuotaUsage, QuotaUse, check_attribute_name,
+};
 pub use random::random;
 pub use shown::Shown;
 pub use types::*;

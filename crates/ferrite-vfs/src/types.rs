@@ -170,6 +170,16 @@ pub struct SetAttr {
     pub kill_priv: bool,
 }
 
+impl SetAttr {
+    /// Whether it sets times to the present, and nothing else.
+    pub fn only_touches(&self) -> bool {
+        let to_present = |time: Option<SetTime>| matches!(time, None | Some(SetTime::Now));
+        let times = to_present(self.atime) && to_present(self.mtime);
+        let others = self.mode.is_some() || self.uid.is_some() || self.gid.is_some() || self.size.is_some();
+        times && !others
+    }
+}
+
 /// The node to create, see [`crate::FileSystem::mknod`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NewNode {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use ferrite_pm::Medium;
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{
-    Attr, BadArgument, Ctx, DirEntry, Durability, FileKind, FileSystem, FsError, Ino, Limits, NewFile, NewNode,
-    OpenFile, OpenMode, Opened, QUOTA_XATTR, RenameMode, Result, SetAttr, StatFs, XattrMode, posix,
+    Attr, BadArgument, Ctx, DirEntry, Durability, FLAGS_XATTR, FileKind, FileSystem, FsError, Ino, InodeFlags, Limits,
+    NewFile, NewNode, OpenFile, OpenMode, Opened, QUOTA_XATTR, RenameMode, Result, SetAttr, StatFs, XattrMode, posix,
 };
 
 use super::file::PmFile;
@@ -324,9 +324,10 @@ impl FileSystem for Engine {
     }
 
     fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        self.core().reading(|core| match name == QUOTA_XATTR {
-            true => quota::get(core, ino),
-            false => xattr::get(core, ctx, ino, name),
+        self.core().reading(|core| match name {
+            QUOTA_XATTR => quota::get(core, ino),
+            FLAGS_XATTR => attr::flags(core, ino),
+            _ => xattr::get(core, ctx, ino, name),
         })
     }
 
@@ -334,6 +335,10 @@ impl FileSystem for Engine {
         let core = self.core();
         if name == QUOTA_XATTR {
             return self.dedup_alone(ctx, || core.told(quota::set(core, ctx, ino, value)));
+        }
+        if name == FLAGS_XATTR {
+            let flags = InodeFlags::parse(value)?;
+            return self.dedup(ctx, || core.told(attr::set_flags(core, ctx, ino, flags)));
         }
         let change = || core.told(xattr::set(core, ctx, ino, name, value, mode));
         match posix::is_own_xattr(name) {
@@ -351,6 +356,9 @@ impl FileSystem for Engine {
         let core = self.core();
         if name == QUOTA_XATTR {
             return self.dedup_alone(ctx, || core.told(quota::remove(core, ctx, ino)));
+        }
+        if name == FLAGS_XATTR {
+            return self.dedup(ctx, || core.told(attr::set_flags(core, ctx, ino, InodeFlags::NONE)));
         }
         let change = || core.told(xattr::remove(core, ctx, ino, name));
         match posix::is_own_xattr(name) {

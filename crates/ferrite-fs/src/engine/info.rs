@@ -41,7 +41,7 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         inodes: superblock.inodes - 1,
         inodes_free: core.inode_map.len() - core.inode_map.count_used(),
         orphans: orphans(core),
-        quotas: core.quotas.list(),
+        quotas: core.quotas.list(|id| u64::from(id.ino())),
         names: names.total,
         names_free: names.total - names.used,
         map_slots: slots.total,

@@ -20,7 +20,7 @@ pub(crate) fn touch_atime(core: &Core, inode: &Arc<InodeMem>) {
     }
     let now = Core::now();
     let due = |loaded: &Inode| match core.options.atime {
-        _ if loaded.is_read_only() => false,
+        _ if loaded.is_read_only() || loaded.callers_flags().no_atime => false,
         AtimePolicy::Relative => posix::relatime_due(loaded.atime(), loaded.mtime(), loaded.ctime(), now),
         AtimePolicy::Strict => loaded.atime() != now,
         AtimePolicy::Never => false,

@@ -57,6 +57,9 @@ pub(crate) fn bind(
             () if how.writable && inode.is_read_only() => return Err(FsError::ReadOnly),
             () => {}
         }
+        if how.writable {
+            inode.callers_flags().check_change()?;
+        }
         if ctx.check {
             may_use(core, ctx, mem, &inode, how.writable)?;
         }

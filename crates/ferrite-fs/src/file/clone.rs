@@ -83,6 +83,7 @@ fn clone_some(
     if len == 0 {
         return Ok(Written::new(range.offset, 0));
     }
+    old.callers_flags().check_write(range.offset, old.size())?;
     if old.is_bound() || from.is_bound() {
         return Err(FsError::NotSupported(Unsupported::Clone));
     }

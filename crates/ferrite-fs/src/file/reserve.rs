@@ -68,6 +68,7 @@ pub(crate) fn fallocate(
     retry::with_space(core, need, || {
         let _lock = mem.write();
         let mut inode = core.load_live(mem)?;
+        inode.callers_flags().check_fallocate(mode)?;
         let grows = match mode {
             FallocateMode::PunchHole => false,
             FallocateMode::ZeroRange { keep_size } | FallocateMode::Allocate { keep_size } => !keep_size,

@@ -108,7 +108,9 @@ fn write_atomic(
         .checked_add(data.len() as u64)
         .filter(|&end| end <= MAX_FILE_BYTES)
         .ok_or(FsError::FileTooBig)?;
-    if growth == Growth::Refused {
+    if growth == Growth::Allowed {
+        old.callers_flags().check_write(offset, old.size())?;
+    } else {
         if core.bindings.of(mem.ino).is_none() {
             return Err(FsError::Stale);
         }

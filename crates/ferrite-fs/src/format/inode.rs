@@ -7,7 +7,7 @@
 
 use ferrite_map::{BlockNo, Inum};
 use ferrite_pm::Region;
-use ferrite_vfs::{Attr, FileKind, LINK_MAX, QuotaLimits, Timestamp};
+use ferrite_vfs::{Attr, FileKind, InodeFlags, LINK_MAX, QuotaLimits, Timestamp};
 use zerocopy::IntoBytes;
 
 use crate::format::checksum::crc32c_append;
@@ -57,6 +57,9 @@ const FLAG_READ_ONLY: u32 = 8;
 const FLAG_SNAPSHOTS: u32 = 16;
 /// A file that was created without a name, and may still get one.
 const FLAG_NAMELESS: u32 = 32;
+/// From this bit on, the flags that callers have set ([`InodeFlags::to_stored`]).
+const CALLERS_SHIFT: u32 = 6;
+const CALLERS_MASK: u32 = 0xf << CALLERS_SHIFT;
 
 /// A quota: the number and the generation of the directory that it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -360,6 +363,17 @@ impl Inode {
     /// Makes it a part of a snapshot, or of an ordinary clone.
     pub(crate) fn set_read_only(&mut self, read_only: bool) {
         self.set_flag(FLAG_READ_ONLY, read_only);
+    }
+
+    /// The flags that callers have set.
+    #[inline]
+    pub(crate) fn callers_flags(&self) -> InodeFlags {
+        let stored = (self.flags() & CALLERS_MASK) >> CALLERS_SHIFT;
+        InodeFlags::from_stored(stored as u8).unwrap_or_default()
+    }
+
+    pub(crate) fn set_callers_flags(&mut self, flags: InodeFlags) {
+        self.set_flags(self.flags() & !CALLERS_MASK | u32::from(flags.to_stored()) << CALLERS_SHIFT);
     }
 
     /// The inline area.

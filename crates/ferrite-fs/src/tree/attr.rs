@@ -1,7 +1,9 @@
 //! Attributes: mode, owner, times, and size.
 
 use ferrite_map::PageRange;
-use ferrite_vfs::{Attr, BadArgument, Ctx, FsError, Ino, Outcome, Result, SetAttr, SetTime, Timestamp, posix};
+use ferrite_vfs::{
+    Attr, BadArgument, Ctx, FsError, Ino, InodeFlags, Outcome, Result, SetAttr, SetTime, Timestamp, posix,
+};
 
 use crate::file::{bound, rights, truncate};
 use crate::format::inode::Inode;
@@ -39,6 +41,7 @@ pub(crate) fn setattr(core: &Core, ctx: &Ctx, ino: Ino, set: &SetAttr, through: 
             }
             false => *set,
         };
+        old.callers_flags().check_set(set)?;
         let size = set.size.filter(|&size| old.is_file() && size <= MAX_FILE_BYTES);
         let none = PageRange::new(0, 0);
         let _change = bound::change(core, &inode, &old, none, size.unwrap_or(old.size()));
@@ -87,6 +90,39 @@ pub(crate) fn setattr(core: &Core, ctx: &Ctx, ino: Ino, set: &SetAttr, through: 
         }
         core.locked_attr(&inode, &new)
     })
+}
+
+/// Sets the flags of an inode, for a caller who may, by one record.
+pub(crate) fn set_flags(core: &Core, ctx: &Ctx, ino: Ino, flags: InodeFlags) -> Result<()> {
+    core.check_writable()?;
+    retry::with_space(core, Need::FEW, || {
+        let inode = core.inode(ino)?;
+        let _lock = inode.write();
+        let old = core.load_live(&inode)?;
+        let attr = core.attr(inode.ino, &old)?;
+        flags.check_kind(attr.kind)?;
+        if ctx.check {
+            old.callers_flags().may_become(flags, &ctx.cred, attr.uid)?;
+        }
+        if flags.check_change().is_err() {
+            // Others change it in place.
+            rights::refuse_if_written(core, inode.ino)?;
+        }
+        let mut new = old;
+        new.set_callers_flags(flags);
+        new.set_ctime(Core::now());
+        let mut tx = Tx::new(core, Purpose::Change);
+        tx.put_inode(inode.ino, &mut new);
+        tx.note_outcome(ctx, || Ok(Outcome::Done))?;
+        tx.commit(&[&inode])
+    })
+}
+
+/// The flags of an inode, as [`ferrite_vfs::FLAGS_XATTR`] gives them.
+pub(crate) fn flags(core: &Core, ino: Ino) -> Result<Vec<u8>> {
+    let inode = core.inode(ino)?;
+    let flags = core.snapshot(&inode)?.callers_flags();
+    Ok(flags.to_string().into_bytes())
 }
 
 fn apply(ctx: &Ctx, inode: &mut Inode, set: &SetAttr, now: Timestamp) {

@@ -14,7 +14,7 @@ use super::lookup::{check_dir, gone};
 use super::{dir, permission};
 use crate::cache::inodes::{Exclusive, InodeMem};
 use crate::file::rights;
-use crate::format::inode::{INLINE_BYTES, Inode};
+use crate::format::inode::{INLINE_BYTES, Inode, QuotaId};
 use crate::format::layout::BLOCK_BYTES;
 use crate::format::xattr::Attributes;
 use crate::page::block;
@@ -313,8 +313,13 @@ pub(crate) fn link(core: &Core, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -
         if inode.nlink() >= LINK_MAX {
             return Err(FsError::TooManyLinks);
         }
+        inode.callers_flags().check_change()?;
         if inode.quota() != directory.quota() {
-            return Err(FsError::CrossDevice);
+            // One without a name was made before the quota was set, or another's has ended.
+            match is_first || inode.quota() != QuotaId::NONE && core.quotas.find(inode.quota()).is_none() {
+                true => inode.set_quota(directory.quota()),
+                false => return Err(FsError::CrossDevice),
+            }
         }
         inode.set_nlink(inode.nlink() + 1);
         inode.set_nameless(false);

@@ -33,6 +33,7 @@ pub(crate) fn pin(core: &Core, ctx: &Ctx, inode: &Arc<InodeMem>, mode: OpenMode)
         if loaded.is_read_only() {
             return Err(FsError::ReadOnly);
         }
+        loaded.callers_flags().check_open(mode.write, mode.truncate)?;
     }
     if ctx.check {
         let guarded = rights::guarded_attr(core, ctx, attr, (inode.ino, &loaded))?;

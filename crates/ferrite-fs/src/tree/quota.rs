@@ -7,21 +7,21 @@
 //! and has limits only in between. So after a crash on the way the quota counts a part of the tree and limits nothing,
 //! and what encloses it still counts all; setting it again, or removing it, completes the work.
 
+use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 
 use ferrite_map::Inum;
-use ferrite_vfs::{BadArgument, Ctx, FsError, Ino, Quota, QuotaLimits, Result};
-use rustc_hash::FxHashMap;
+use ferrite_vfs::{BadArgument, Ctx, FsError, Ino, QUOTA_LEVELS_MAX, Quota, QuotaLimits, QuotaUsage, Result};
 
 use super::dir;
 use super::lookup::gone;
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::{Inode, QuotaId};
-use crate::format::layout::{BLOCK_BYTES, CONTROL_QUOTAS};
+use crate::format::layout::CONTROL_QUOTAS;
 use crate::pool::core::Core;
 use crate::pool::tx::{Purpose, Tx, WhenFrozen};
 use crate::retry::{self, Need};
-use crate::space::quotas::{LEVELS_MAX, Usage};
+use crate::space::quotas::usage_of;
 
 /// The quota that counts an inode, as [`ferrite_vfs::QUOTA_XATTR`] gives it.
 pub(crate) fn get(core: &Core, ino: Ino) -> Result<Vec<u8>> {
@@ -31,7 +31,7 @@ pub(crate) fn get(core: &Core, ino: Ino) -> Result<Vec<u8>> {
     let quota = Quota {
         root: u64::from(id.ino()),
         limits,
-        used_bytes: u64::try_from(used.pages).unwrap_or(0) * BLOCK_BYTES,
+        used_bytes: u64::try_from(used.bytes).unwrap_or(0),
         used_inodes: u64::try_from(used.inodes).unwrap_or(0),
     };
     Ok(quota.to_string().into_bytes())
@@ -64,7 +64,7 @@ pub(crate) fn set(core: &Core, ctx: &Ctx, ino: Ino, limits: &[u8]) -> Result<()>
     let is_new = !inode.has_own_quota(mem.ino);
     if is_new {
         let enclosing = inode.quota();
-        if core.quotas.level(enclosing) >= LEVELS_MAX {
+        if core.quotas.depth_through(enclosing) >= QUOTA_LEVELS_MAX {
             return Err(FsError::Invalid(BadArgument::QuotaPlace));
         }
         mark_used(core)?;
@@ -82,14 +82,12 @@ pub(crate) fn set(core: &Core, ctx: &Ctx, ino: Ino, limits: &[u8]) -> Result<()>
     Ok(())
 }
 
-/// The usage of files that are open without a name since the directory had a quota before.
-fn left_by_earlier(core: &Core, own: QuotaId) -> Usage {
-    if core.unnamed() == 0 {
-        return Usage::default();
-    }
+/// The usage of inodes that name the quota since the directory had one before: files that are open without a name, or
+/// have one elsewhere.
+fn left_by_earlier(core: &Core, own: QuotaId) -> QuotaUsage {
     let all = core.superblock.inums(&core.region).map(|ino| core.load(ino));
     let left = all.filter(|inode| inode.in_use() && inode.quota() == own);
-    left.fold(Usage::default(), |sum, inode| sum.plus(Usage::of(&inode), 1))
+    left.fold(QuotaUsage::default(), |sum, inode| sum.plus(usage_of(&inode), 1))
 }
 
 /// Has nothing in a directory name its quota, which has no limits, any more.
@@ -185,15 +183,14 @@ pub(crate) fn load(core: &Core) {
         return;
     }
     let mut found = Vec::new();
-    let mut used: FxHashMap<QuotaId, Usage> = FxHashMap::default();
+    let mut used: HashMap<QuotaId, QuotaUsage> = HashMap::new();
     for ino in core.superblock.inums(&core.region) {
         let inode = core.load(ino);
         if !inode.in_use() || inode.quota() == QuotaId::NONE || !inode.is_sound(ino) {
             continue;
         }
         let sum = used.entry(inode.quota()).or_default();
-        let usage = Usage::of(&inode);
-        (sum.pages, sum.inodes) = (sum.pages + usage.pages, sum.inodes + usage.inodes);
+        *sum = sum.plus(usage_of(&inode), 1);
         if inode.has_own_quota(ino) {
             found.push((inode.quota(), inode.quota_limits(), enclosing(core, ino, &inode)));
         }

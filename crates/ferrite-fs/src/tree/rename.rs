@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use ferrite_map::Inum;
 use ferrite_vfs::posix::{self, RenameSide};
-use ferrite_vfs::{BadArgument, Ctx, FileKind, FsError, Ino, LINK_MAX, Outcome, RenameMode, Result, SpaceOf};
+use ferrite_vfs::{
+    BadArgument, Ctx, FileKind, FsError, Ino, LINK_MAX, NameChange, Outcome, RenameMode, Result, SpaceOf,
+};
 
 use super::lookup::{Edits, check_dir, find, gone};
 use super::remove::{self, Fate};
@@ -258,10 +260,7 @@ fn check(
         }
         (_, None) => {}
     }
-    // A quota counts all that is below its directory; so only copies cross its border.
-    if edits.get(from.dir.ino).quota() != edits.get(to.dir.ino).quota() {
-        return Err(FsError::CrossDevice);
-    }
+    check_flags_and_quotas(edits, (from, to), source.ino, target.map(|(found, _)| found.ino))?;
     let gains_dir = |gained: bool, lost: bool| gained && !lost && from.dir.ino != to.dir.ino;
     if gains_dir(source_is_dir, target_is_dir) && edits.get(to.dir.ino).nlink() >= LINK_MAX {
         return Err(FsError::TooManyLinks);
@@ -271,6 +270,28 @@ fn check(
         return Err(FsError::TooManyLinks);
     }
     Ok(true)
+}
+
+/// The reasons to refuse that lie in flags and quotas.
+fn check_flags_and_quotas(
+    edits: &mut Edits,
+    (from, to): (&Side<'_>, &Side<'_>),
+    source: Inum,
+    target: Option<Inum>,
+) -> Result<()> {
+    for ino in [Some(source), target].into_iter().flatten() {
+        edits.get(ino).callers_flags().check_change()?;
+    }
+    let replaces = target.is_some() || from.dir.ino == to.dir.ino;
+    let of_from = *edits.get(from.dir.ino);
+    let of_to = *edits.get(to.dir.ino);
+    of_from.callers_flags().check_names(NameChange::Removes)?;
+    of_to.callers_flags().check_names(NameChange::when(replaces))?;
+    // A quota counts all that is below its directory; so only copies cross its border.
+    match of_from.quota() == of_to.quota() {
+        true => Ok(()),
+        false => Err(FsError::CrossDevice),
+    }
 }
 
 /// Whether directory `dir` is `ancestor` or is below it. Parents change only under the rename lock, which the caller

@@ -151,6 +151,9 @@ fn change(
             settle_acl(core, ctx, &inode, &mut new, name, &mut attributes)?;
         }
         let is_own = posix::is_own_xattr(name);
+        if !is_own {
+            old.callers_flags().check_change()?;
+        }
         let purpose = match is_own {
             true => Purpose::Upkeep(WhenFrozen::Wait),
             false => Purpose::Change,

@@ -190,8 +190,7 @@ pub(crate) enum Request<'a> {
         offset: i64,
         whence: i32,
     },
-    /// No ioctl exists.
-    Ioctl,
+    Ioctl(IoctlCall<'a>),
     /// A file without a name.
     TmpFile {
         bits: NewBits,
@@ -233,6 +232,15 @@ mod valid {
     pub(super) const FH: u32 = 1 << 6;
     pub(super) const ATIME_NOW: u32 = 1 << 7;
     pub(super) const MTIME_NOW: u32 = 1 << 8;
+}
+
+/// A command of ioctl(2).
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct IoctlCall<'a> {
+    pub(crate) command: u32,
+    pub(crate) data: &'a [u8],
+    /// Bytes that the caller reads.
+    pub(crate) wanted_bytes: u32,
 }
 
 /// `FUSE_LK_FLOCK`.
@@ -332,10 +340,14 @@ fn copy_file_range(op: &[u8]) -> Result<Request<'static>, Errno> {
 }
 
 /// `struct fuse_ioctl_in`, as far as needed.
-fn ioctl(op: &[u8]) -> Result<Request<'static>, Errno> {
-    let [_, _, flags] = read::<[u32; 3]>(op)?;
+fn ioctl<'r>(op: &[u8], payload: &'r [u8]) -> Result<Request<'r>, Errno> {
+    let [_, _, flags, command, _, _, given_bytes, wanted_bytes] = read::<[u32; 8]>(op)?;
     match flags & IOCTL_UNRESTRICTED {
-        0 => Ok(Request::Ioctl),
+        0 => Ok(Request::Ioctl(IoctlCall {
+            command,
+            data: payload.get(..given_bytes as usize).ok_or(Errno::EIO)?,
+            wanted_bytes,
+        })),
         _ => Err(Errno::ENOSYS),
     }
 }
@@ -594,7 +606,7 @@ fn decode_of_file<'a>(opcode: u32, op: &[u8], payload: &'a [u8]) -> Result<Reque
                 flags,
             }
         }
-        IOCTL => ioctl(op)?,
+        IOCTL => ioctl(op, payload)?,
         _ => return Err(Errno::ENOSYS),
     })
 }

@@ -72,10 +72,7 @@ pub(crate) fn is_users(opcode: u32) -> bool {
 
 /// Whether it calls the engine, which may take time.
 pub(crate) fn asks_engine(opcode: u32) -> bool {
-    !matches!(
-        opcode,
-        opcode::OPENDIR | opcode::RELEASEDIR | opcode::IOCTL | opcode::INTERRUPT
-    )
+    !matches!(opcode, opcode::OPENDIR | opcode::RELEASEDIR | opcode::INTERRUPT)
 }
 
 /// Whether it gets a reply even while the engine gives none.

@@ -441,6 +441,16 @@ impl Encode for Written {
     }
 }
 
+/// `struct fuse_ioctl_out`, and what the caller reads.
+pub(crate) struct Ioctl(pub(crate) Vec<u8>);
+
+impl Encode for Ioctl {
+    fn encode(self, payload: &mut [u8]) -> Result<usize, Errno> {
+        let head = [0; 16];
+        write([&head[..], &self.0].concat().as_slice(), payload)
+    }
+}
+
 /// `struct fuse_lseek_out`.
 impl Encode for u64 {
     fn encode(self, payload: &mut [u8]) -> Result<usize, Errno> {

@@ -3,10 +3,13 @@
 use std::borrow::Cow;
 use std::hash::BuildHasher;
 
-use ferrite_vfs::{CLONE_UNIT_BYTES, CloneRange, Ctx, FallocateMode, Ino, QUOTA_XATTR};
+use ferrite_vfs::{
+    CLONE_UNIT_BYTES, CloneRange, Ctx, FLAGS_XATTR, FallocateMode, FsError, Ino, QUOTA_XATTR, Unsupported,
+};
 use fuser::Errno;
 
 use super::{Response, Service, to_response};
+use crate::caller;
 
 /// Most bytes of one copy: the reply counts them in 32 bits. The kernel's callers repeat what is left.
 const COPY_BYTES_MAX: u64 = u32::MAX as u64 & !(CLONE_UNIT_BYTES - 1);
@@ -89,13 +92,21 @@ impl Service {
     }
 }
 
-/// The context of a change of an attribute. The kernel does not know that only root sets quotas.
-pub(super) fn changing_xattr<'c>(ctx: &'c Ctx, name: &[u8]) -> Cow<'c, Ctx> {
-    match name == QUOTA_XATTR {
-        true => Cow::Owned(Ctx {
-            check: true,
-            ..ctx.clone()
-        }),
-        false => Cow::Borrowed(ctx),
+/// The context of a change of an attribute. The kernel does not know who sets quotas, and lets everybody try who may
+/// write. Flags are set by ioctl(2), where it checks more than the engine can.
+pub(super) fn changing_xattr<'c>(ctx: &'c Ctx, name: &[u8]) -> ferrite_vfs::Result<Cow<'c, Ctx>> {
+    match name {
+        FLAGS_XATTR => Err(FsError::NotSupported(Unsupported::AttributeNamespace)),
+        QUOTA_XATTR if !caller::may_administer(ctx) => Err(FsError::NotPermitted),
+        QUOTA_XATTR => Ok(Cow::Owned(checked(ctx))),
+        _ => Ok(Cow::Borrowed(ctx)),
+    }
+}
+
+/// The context of a caller whom the engine checks.
+pub(super) fn checked(ctx: &Ctx) -> Ctx {
+    Ctx {
+        check: true,
+        ..ctx.clone()
     }
 }

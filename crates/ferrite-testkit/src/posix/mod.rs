@@ -10,11 +10,13 @@ mod checks;
 mod compound;
 mod data;
 mod errors;
+mod flags;
 mod links;
 mod names;
 mod open_unlinked;
 mod paths;
 mod permissions;
+mod quotas;
 pub mod read_only;
 mod readdir;
 mod rename;
@@ -103,6 +105,8 @@ pub fn suite() -> Vec<Case> {
         change::CASES,
         space::CASES,
         snapshots::CASES,
+        quotas::CASES,
+        flags::CASES,
     ]
     .concat()
 }
@@ -190,14 +194,12 @@ fn run_on(make: impl Fn(&Case) -> Box<dyn TestEngine>, cases: &[Case]) -> Report
 
 fn run_case(make: &impl Fn(&Case) -> Box<dyn TestEngine>, case: &Case) -> Option<String> {
     let mut engine = make(case);
-    let skipped = {
-        let harness = Harness {
-            fs: engine.fs(),
-            skipped: RefCell::new(None),
-        };
+    let (skipped, beside_before) = {
+        let harness = Harness::on(engine.fs());
         harness.chmod(ROOT_INO, 0o755);
         (case.run)(&harness);
-        harness.skipped.into_inner()
+        let beside = beside(case, &harness);
+        (harness.skipped.into_inner(), beside)
     };
     let before = Snapshot::capture(engine.fs()).expect("the tree can be walked after the case");
     engine.remount();
@@ -205,8 +207,21 @@ fn run_case(make: &impl Fn(&Case) -> Box<dyn TestEngine>, case: &Case) -> Option
     if let Some(difference) = before.difference(&after, ["before the remount", "after"]) {
         panic!("{difference}");
     }
+    let beside_after = beside(case, &Harness::on(engine.fs()));
+    assert_eq!(beside_after, beside_before, "after the remount, and before");
     engine.check();
     skipped
+}
+
+/// State that a snapshot does not have, where a case is about it.
+fn beside(case: &Case, harness: &Harness<'_>) -> Vec<String> {
+    let of_quotas = || quotas::all(harness).into_iter().map(|found| format!("{found:?}"));
+    let of_flags = || flags::all(harness).into_iter().map(|found| format!("{found:?}"));
+    match case.name.split('/').next() {
+        Some("quotas") => of_quotas().collect(),
+        Some("flags") => of_flags().collect(),
+        _ => Vec::new(),
+    }
 }
 
 /// Asserts that an operation is refused with this error, whatever the error's text is.
@@ -252,6 +267,8 @@ pub fn errno_of(variant: &str) -> i32 {
         "Busy" => FsError::Busy,
         "Stale" => FsError::Stale,
         "ReadOnly" => FsError::ReadOnly,
+        "OverQuota" => FsError::OverQuota,
+        "CrossDevice" => FsError::CrossDevice,
         other => unreachable!("errno_of lacks {other}"),
     }
     .errno()
@@ -261,6 +278,13 @@ pub fn errno_of(variant: &str) -> i32 {
 pub(crate) const PAST: Timestamp = Timestamp(86_400_000_000_000);
 
 impl<'a> Harness<'a> {
+    fn on(fs: &'a dyn FileSystem) -> Self {
+        Harness {
+            fs,
+            skipped: RefCell::new(None),
+        }
+    }
+
     /// The file system under test.
     pub fn fs(&self) -> &'a dyn FileSystem {
         self.fs
@@ -381,6 +405,15 @@ impl<'a> Harness<'a> {
     pub fn read_at(&self, ino: Ino, offset: u64, len: usize) -> Vec<u8> {
         let mut buffer = vec![0xaa; len];
         let count = self.open(ino).read_at(SYSTEM, offset, &mut buffer).expect("read");
+        buffer.truncate(count);
+        buffer
+    }
+
+    /// The same of a file that may not be opened for writing.
+    pub fn read_at_only(&self, ino: Ino, offset: u64, len: usize) -> Vec<u8> {
+        let file = self.fs.open(SYSTEM, ino, OpenMode::read_only()).expect("open");
+        let mut buffer = vec![0xaa; len];
+        let count = file.read_at(SYSTEM, offset, &mut buffer).expect("read");
         buffer.truncate(count);
         buffer
     }

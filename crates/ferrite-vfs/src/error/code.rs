@@ -45,7 +45,7 @@ const SPACE: [SpaceOf; 6] = [
     SpaceOf::RecordLocks,
 ];
 
-const ARGUMENTS: [BadArgument; 27] = [
+const ARGUMENTS: [BadArgument; 28] = [
     BadArgument::ReservedName,
     BadArgument::NameBytes,
     BadArgument::PathBytes,
@@ -73,9 +73,10 @@ const ARGUMENTS: [BadArgument; 27] = [
     BadArgument::CloneOverlap,
     BadArgument::QuotaText,
     BadArgument::QuotaPlace,
+    BadArgument::FlagLetters,
 ];
 
-const UNSUPPORTED: [Unsupported; 9] = [
+const UNSUPPORTED: [Unsupported; 10] = [
     Unsupported::AttributeNamespace,
     Unsupported::LinkMode,
     Unsupported::StepSize,
@@ -85,6 +86,7 @@ const UNSUPPORTED: [Unsupported; 9] = [
     Unsupported::AclVersion,
     Unsupported::Clone,
     Unsupported::CloneUnit,
+    Unsupported::ReservedSpace,
 ];
 
 const SESSIONS: [SessionsOf; 3] = [SessionsOf::Export, SessionsOf::Key, SessionsOf::Address];

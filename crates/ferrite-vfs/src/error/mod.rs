@@ -147,6 +147,9 @@ pub enum BadArgument {
     /// A quota of something that is not a directory, or within too many others.
     #[error("directories have quotas, at most 64 within each other")]
     QuotaPlace,
+    /// Flags of an inode that cannot be read as such.
+    #[error("flags are letters out of aAdi, and files and directories have them")]
+    FlagLetters,
 }
 
 /// The unsupported request, see [`FsError::NotSupported`].
@@ -177,6 +180,9 @@ pub enum Unsupported {
     /// Files that share blocks, in a pool or with a file that cannot.
     #[error("sharing blocks between these files; copy the data")]
     Clone,
+    /// Space that is reserved behind the end of a file, where a quota counts sizes.
+    #[error("reserving space behind the end of a file in a tree with a quota")]
+    ReservedSpace,
     /// A range that does not consist of whole blocks.
     #[error("sharing parts of blocks; clone whole ones of 4096 bytes, or copy the data")]
     CloneUnit,

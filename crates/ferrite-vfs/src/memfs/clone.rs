@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::state::{Node, State};
-use crate::{Ctx, FileKind, FsError, Ino, LINK_MAX, Result, Timestamp, posix};
+use crate::{Ctx, FileKind, FsError, Ino, InodeFlags, LINK_MAX, NameChange, Result, Timestamp, posix};
 
 /// A clone, or a snapshot in its directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl State {
         }
         match () {
             () if taken => return Err(FsError::Exists),
-            () if as_what == As::Clone => dir.may_change()?,
+            () if as_what == As::Clone => dir.may_change_names(NameChange::Adds)?,
             () => {}
         }
         if kind == FileKind::Directory && dir.attr.nlink >= LINK_MAX {
@@ -131,6 +131,7 @@ fn cloned(ctx: &Ctx, original: &Node, ino: Ino, clones: &BTreeMap<Ino, Ino>, now
     node.attr.btime = now;
     node.attr.change = 1;
     node.pins = 0;
+    node.flags = InodeFlags::NONE;
     // Pages that are only reserved are holes in the clone.
     node.content.drop_reserved();
     if let Some(&parent) = clones.get(&node.parent) {

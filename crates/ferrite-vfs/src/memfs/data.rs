@@ -201,7 +201,7 @@ impl OpenFile for MemFile {
         self.with(self.mode.read, |node, now| {
             let count = node.attr.size.saturating_sub(offset).min(buf.len() as u64) as usize;
             node.content.read(offset, &mut buf[..count]);
-            let no_atime = self.mode.no_atime || ctx.no_atime || node.is_read_only();
+            let no_atime = self.mode.no_atime || ctx.no_atime || node.is_read_only() || node.flags.no_atime;
             let attr = &mut node.attr;
             if !no_atime && posix::relatime_due(attr.atime, attr.mtime, attr.ctime, now) {
                 attr.atime = now;
@@ -224,6 +224,7 @@ impl OpenFile for MemFile {
                     .checked_add(data.len() as u64)
                     .filter(|&end| end <= MAX_FILE_BYTES);
                 let end = end.ok_or(FsError::FileTooBig)?;
+                node.flags.check_write(offset, node.attr.size)?;
                 node.content.write(offset, data);
                 node.attr.size = node.attr.size.max(end);
                 Self::stamp(ctx, node, now, mode.kill_priv);
@@ -246,6 +247,7 @@ impl OpenFile for MemFile {
             let pages = source.content.pages_of(range.source_offset, len);
             if len > 0 {
                 let node = state.node(self.ino)?;
+                node.flags.check_write(range.offset, size)?;
                 node.content.put_pages(range.offset, len, pages);
                 node.attr.size = size.max(range.offset + len);
                 Self::stamp(ctx, node, now, false);
@@ -267,6 +269,7 @@ impl OpenFile for MemFile {
                 if mode != FallocateMode::PunchHole && len / PAGE_BYTES > BLOCKS {
                     return Err(FsError::NoSpace(SpaceOf::Blocks));
                 }
+                node.flags.check_fallocate(mode)?;
                 let keep_size = match mode {
                     FallocateMode::PunchHole => {
                         node.content.clear(offset, end);

@@ -22,9 +22,9 @@ use crate::acl;
 use crate::locks::{LockDone, LockOwner, LockRequest, LockTable, LockTicket, RecordLock, Unlock};
 use crate::posix::Access;
 use crate::{
-    Attr, BadArgument, Ctx, DirEntry, Durability, FileKind, FileSystem, FsError, Ino, LINK_MAX, Limits, NO_NAME,
-    NewFile, NewNode, OpenFile, OpenMode, Opened, Outcome, PATH_MAX, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr,
-    StatFs, Timestamp, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode, posix,
+    Attr, BadArgument, Ctx, DirEntry, Durability, FLAGS_XATTR, FileKind, FileSystem, FsError, Ino, InodeFlags,
+    LINK_MAX, Limits, NO_NAME, NameChange, NewFile, NewNode, OpenFile, OpenMode, Opened, Outcome, PATH_MAX, ROOT_INO,
+    RenameMode, Result, SYSTEM, SetAttr, StatFs, Timestamp, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode, posix,
 };
 use clone::As;
 use data::{MemFile, PAGE_BYTES};
@@ -58,8 +58,11 @@ impl MemFs {
         if node.attr.kind == FileKind::Directory {
             return Err(FsError::IsDirectory);
         }
-        if node.attr.kind == FileKind::File && mode.changes() && node.is_read_only() {
-            return Err(FsError::ReadOnly);
+        if node.attr.kind == FileKind::File && mode.changes() {
+            if node.is_read_only() {
+                return Err(FsError::ReadOnly);
+            }
+            node.flags.check_open(mode.write, mode.truncate)?;
         }
         if ctx.check {
             posix::may_open(&node.guarded(&ctx.cred)?, &ctx.cred, mode)?;
@@ -252,7 +255,8 @@ impl FileSystem for MemFs {
                 () if nlink >= LINK_MAX => return Err(FsError::TooManyLinks),
                 () => {}
             }
-            state.may_change(&[parent, ino])?;
+            state.may_change_names(parent, NameChange::Adds)?;
+            state.node(ino)?.may_change()?;
             state.enter(parent, name, ino, now)?;
             let node = state.node(ino)?;
             node.attr.nlink += 1;
@@ -277,7 +281,8 @@ impl FileSystem for MemFs {
             if state.node(ino)?.is_dir() {
                 return Err(FsError::IsDirectory);
             }
-            state.may_change(&[parent, ino])?;
+            state.may_change_names(parent, NameChange::Removes)?;
+            state.node(ino)?.may_change()?;
             let now = state.now();
             state.leave(parent, name, now)?;
             state.drop_link(ino, now)
@@ -303,8 +308,11 @@ impl FileSystem for MemFs {
                 () if is_snapshot && ctx.check && !is_owned => return Err(FsError::NotPermitted),
                 () if is_snapshot => {}
                 () if !is_empty => return Err(FsError::NotEmpty),
-                () if held_snapshots => state.may_change(&[parent])?,
-                () => state.may_change(&[parent, ino])?,
+                () if held_snapshots => state.may_change_names(parent, NameChange::Removes)?,
+                () => {
+                    state.may_change_names(parent, NameChange::Removes)?;
+                    state.node(ino)?.may_change()?;
+                }
             }
             let now = state.now();
             state.leave(parent, name, now)?;
@@ -359,8 +367,12 @@ impl FileSystem for MemFs {
             if !state.check_rename((parent, source), (new_parent, target), mode)? {
                 return Ok(());
             }
-            state.may_change(&[parent, new_parent, source])?;
-            state.may_change(target.as_slice())?;
+            let replaces = target.is_some() || parent == new_parent;
+            state.may_change_names(parent, NameChange::Removes)?;
+            state.may_change_names(new_parent, NameChange::when(replaces))?;
+            for ino in [Some(source), target].into_iter().flatten() {
+                state.node(ino)?.may_change()?;
+            }
             let now = state.now();
             state.leave(parent, name, now)?;
             if let Some(target) = target {
@@ -457,6 +469,9 @@ impl FileSystem for MemFs {
         check_xattr_name(name)?;
         let mut state = self.state();
         let node = state.node(ino)?;
+        if name == FLAGS_XATTR {
+            return Ok(node.flags.to_string().into_bytes());
+        }
         if ctx.check {
             posix::may_xattr(&node.guarded(&ctx.cred)?, &ctx.cred, name, Access::READ)?;
         }
@@ -469,6 +484,9 @@ impl FileSystem for MemFs {
             let mut state = self.state();
             let now = state.now();
             let node = state.node(ino)?;
+            if name == FLAGS_XATTR {
+                return node.set_flags(ctx, InodeFlags::parse(value)?, now);
+            }
             if ctx.check {
                 posix::may_xattr(&node.guarded(&ctx.cred)?, &ctx.cred, name, Access::WRITE)?;
             }
@@ -517,6 +535,9 @@ impl FileSystem for MemFs {
             let mut state = self.state();
             let now = state.now();
             let node = state.node(ino)?;
+            if name == FLAGS_XATTR {
+                return node.set_flags(ctx, InodeFlags::NONE, now);
+            }
             if ctx.check {
                 posix::may_xattr(&node.guarded(&ctx.cred)?, &ctx.cred, name, Access::WRITE)?;
             }

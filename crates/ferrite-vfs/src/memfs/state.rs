@@ -9,8 +9,8 @@ use super::data::{Content, PAGE_BYTES};
 use crate::acl;
 use crate::posix::Guarded;
 use crate::{
-    Attr, BadArgument, Cred, Ctx, DirEntry, FileKind, FsError, Ino, LINK_MAX, NO_NAME, ROOT_INO, RenameMode, Result,
-    SNAPSHOTS_NAME, SetAttr, SetTime, Timestamp, posix,
+    Attr, BadArgument, Cred, Ctx, DirEntry, FileKind, FsError, Ino, InodeFlags, LINK_MAX, NO_NAME, NameChange,
+    ROOT_INO, RenameMode, Result, SNAPSHOTS_NAME, SetAttr, SetTime, Timestamp, posix,
 };
 
 #[derive(Debug, Clone)]
@@ -32,6 +32,7 @@ pub(super) struct Node {
     pub(super) in_snapshot: bool,
     /// It never had a name, and may get one.
     pub(super) is_nameless: bool,
+    pub(super) flags: InodeFlags,
 }
 
 /// Where the time comes from.
@@ -85,15 +86,40 @@ impl Node {
             holds_snapshots: false,
             in_snapshot: false,
             is_nameless: false,
+            flags: InodeFlags::NONE,
         }
     }
 
-    /// Whether callers may change it. An inode without names goes away.
-    pub(super) fn may_change(&self) -> Result<()> {
+    /// Whether callers may change it, as far as snapshots are concerned. An inode without names goes away.
+    pub(super) fn is_outside_snapshots(&self) -> Result<()> {
         match self.is_read_only() && self.attr.nlink > 0 {
             true => Err(FsError::ReadOnly),
             false => Ok(()),
         }
+    }
+
+    /// Whether callers may change it.
+    pub(super) fn may_change(&self) -> Result<()> {
+        self.is_outside_snapshots()?;
+        self.flags.check_change()
+    }
+
+    /// Whether callers may change the names in it.
+    pub(super) fn may_change_names(&self, change: NameChange) -> Result<()> {
+        self.is_outside_snapshots()?;
+        self.flags.check_names(change)
+    }
+
+    /// Sets the flags, for a caller who may.
+    pub(super) fn set_flags(&mut self, ctx: &Ctx, flags: InodeFlags, now: Timestamp) -> Result<()> {
+        flags.check_kind(self.attr.kind)?;
+        if ctx.check {
+            self.flags.may_become(flags, &ctx.cred, self.attr.uid)?;
+        }
+        self.is_outside_snapshots()?;
+        self.flags = flags;
+        self.touch(now);
+        Ok(())
     }
 
     pub(super) fn is_read_only(&self) -> bool {
@@ -184,9 +210,9 @@ impl State {
         }
     }
 
-    /// Whether callers may change all of these.
-    pub(super) fn may_change(&mut self, inodes: &[Ino]) -> Result<()> {
-        inodes.iter().try_for_each(|&ino| self.node(ino)?.may_change())
+    /// Whether callers may change the names in a directory.
+    pub(super) fn may_change_names(&mut self, dir: Ino, change: NameChange) -> Result<()> {
+        self.node(dir)?.may_change_names(change)
     }
 
     pub(super) fn find(&mut self, ctx: &Ctx, dir: Ino, name: &[u8]) -> Result<Option<Ino>> {
@@ -308,7 +334,7 @@ impl State {
         if holds_snapshots && ctx.check && !cred.is_root() && cred.uid != owner.0 {
             return Err(FsError::NotPermitted);
         }
-        dir.may_change()?;
+        dir.may_change_names(NameChange::Adds)?;
         let now = self.now();
         let ino = self.next_ino;
         self.next_ino += 1;
@@ -420,8 +446,9 @@ impl State {
             }
         }
         if !node.holds_snapshots {
-            node.may_change()?;
+            node.is_outside_snapshots()?;
         }
+        node.flags.check_set(&set)?;
         if let Some(size) = set.size {
             node.content.truncate(size);
             node.attr.size = size;

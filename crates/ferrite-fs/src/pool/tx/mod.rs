@@ -31,7 +31,7 @@ use crate::pool::buffers::{FilePages, Lease};
 use crate::pool::core::{Core, map_error};
 use crate::space::blocks::{Class, Token};
 use crate::space::names::NameTx;
-use crate::space::quotas::Change;
+use crate::space::quotas::{self, Change};
 use crate::space::shares::Marks;
 use crate::thread::thread_number;
 
@@ -200,9 +200,11 @@ impl<'e> Tx<'e> {
     /// Has the commit reserve what quotas count of the inode.
     #[cold]
     fn count(&mut self, ino: Inum, old: &Inode, new: &Inode) {
-        match self.counted.iter_mut().find(|change| change.ino == ino) {
-            Some(change) => change.becomes(new),
-            None => self.counted.push(Change::new(ino, old, new)),
+        let new = quotas::change_of(ino, old, new);
+        match self.counted.iter_mut().find(|change| change.ino == new.ino) {
+            // The same record changes it once more.
+            Some(change) => change.after = new.after,
+            None => self.counted.push(new),
         }
     }
 

@@ -2,9 +2,13 @@
 //!
 //! Reading it gives the [`Quota`] that counts the inode; root sets it on a directory ([`QuotaLimits`]), and removes it.
 
+mod table;
+
 use std::fmt;
 
-use crate::{BadArgument, FsError, Ino, Result, StatFs, posix};
+use crate::{BadArgument, FLAGS_XATTR, FsError, Ino, Result, StatFs, posix};
+
+pub use table::{QUOTA_LEVELS_MAX, QUOTAS_LISTED_MAX, QuotaChange, QuotaCharge, QuotaTable, QuotaUsage, QuotaUse};
 
 /// The attribute; see the head of this module. It is not listed.
 pub const QUOTA_XATTR: &[u8] = b"ferrite.quota";
@@ -35,11 +39,11 @@ pub struct Quota {
 }
 
 /// Checks the name of an attribute, as a front end may pass it to an engine: one that an engine keeps
-/// ([`posix::check_xattr_name`]), or that of quotas, which engines without them refuse.
+/// ([`posix::check_xattr_name`]), or that of quotas or flags, which engines without them refuse.
 pub fn check_attribute_name(name: &[u8]) -> Result<()> {
-    match name == QUOTA_XATTR {
-        true => Ok(()),
-        false => posix::check_xattr_name(name),
+    match name {
+        QUOTA_XATTR | FLAGS_XATTR => Ok(()),
+        _ => posix::check_xattr_name(name),
     }
 }
 
