@@ -48,6 +48,8 @@ pub(crate) enum Request {
     Scrub(u64),
     /// The same, with progress lines before the reply: [`Progress`].
     ScrubTelling(u64),
+    /// Make everything durable where it stays; the reply is `true`.
+    Flush,
     /// Hold changes back, for at most this many seconds.
     Freeze(u64),
     /// Let changes proceed; the reply says whether they were held back.
@@ -272,6 +274,13 @@ fn reply(request: &str, volume: &dyn Volume, daemon: &Daemon) -> Result<serde_js
         #[cfg(not(feature = "nvme"))]
         Request::DumpMeta(_) => return Err(Failure::new(FAILED, "this build has no pools on devices")),
         Request::Scrub(limit) => serde_json::to_value(volume.scrub(Some(limit), &mut |_, _, _| {})?)?,
+        Request::Flush => {
+            volume
+                .fs()
+                .sync(ferrite_vfs::SYSTEM)
+                .map_err(|error| Failure::new(FAILED, error.to_string()))?;
+            true.into()
+        }
         Request::Freeze(seconds) => {
             serde_json::to_value(freeze_guard.freeze_for(Duration::from_secs(seconds)).map(|()| true)?)?
         }

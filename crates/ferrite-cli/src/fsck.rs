@@ -49,6 +49,10 @@ pub(crate) struct Fsck {
     /// Also verify file data, in pools made with `mkfs --data-checksum`; takes as long as reading the whole pool
     #[arg(long)]
     data: bool,
+    /// Content in S3: give up changes that are staged on a device which is lost, so that their files can be used again
+    /// as they were before
+    #[arg(long, conflicts_with_all = ["no_changes", "preen"])]
+    forget_staged: bool,
     /// Print the report as one line of JSON
     #[arg(long)]
     json: bool,
@@ -96,9 +100,14 @@ impl Fsck {
                 repair: self.repair,
                 preen: self.preen,
                 data: self.data,
+                forget_staged: self.forget_staged,
                 json: self.json,
             };
             return checking.run().map_err(|failure| failure.with_code(CANNOT_CHECK));
+        }
+        if self.forget_staged {
+            let text = "--forget-staged is for pools whose content is in S3";
+            return Err(Failure::new(WRONG_USAGE, text.to_owned()));
         }
         match self.repair || self.preen {
             true => self.mend(),

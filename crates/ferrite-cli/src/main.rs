@@ -4,6 +4,7 @@
 //! checked before anything is done. Standard output carries results, standard error says what went wrong.
 #![deny(unsafe_code)]
 
+mod bucket_metrics;
 mod console;
 mod contents;
 mod control;
@@ -18,6 +19,7 @@ mod endpoint;
 mod exporter;
 mod failover;
 mod files;
+mod flush;
 mod freeze;
 mod freeze_guard;
 mod fsck;
@@ -40,6 +42,7 @@ mod mounts;
 mod mr;
 #[cfg(feature = "nvme")]
 mod nvme;
+mod open_files;
 mod opening;
 mod output;
 mod owned_metrics;
@@ -216,6 +219,8 @@ enum Command {
     #[cfg(feature = "rdma")]
     Mr(mr::Mr),
     Log(logs::Logs),
+    /// Store everything that a mount has staged, and wait until it is there
+    Flush(flush::Flush),
     /// Block changes on a mount, so that its pool can be copied or a snapshot taken
     Freeze(freeze::Freeze),
     /// Allow changes on a frozen mount again
@@ -258,6 +263,7 @@ fn main() -> ExitCode {
         _ => FAILED,
     };
     log::start(arguments.verbose);
+    open_files::raise_limit();
     let code = run(arguments).unwrap_or_else(|failure| {
         complain(format_args!("ferrite: {}", failure.message));
         failure.code
@@ -307,6 +313,7 @@ fn run(arguments: Arguments) -> Outcome {
         #[cfg(feature = "rdma")]
         Command::Mr(command) => command.run(),
         Command::Log(command) => command.run(),
+        Command::Flush(command) => command.run(),
         Command::Freeze(command) => command.run(),
         Command::Thaw(command) => command.run(),
         Command::Exporter(command) => command.run(),

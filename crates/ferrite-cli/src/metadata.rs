@@ -65,6 +65,7 @@ impl RestoreMeta {
             repair: true,
             preen: false,
             data: false,
+            forget_staged: false,
             json: false,
         };
         let from = absolute(&self.directory)?;

@@ -81,6 +81,7 @@ fn text(metrics: &Metrics, volumes: &Volumes, began: SystemTime) -> String {
     rdma(&mut families, metrics);
     let volumes = volumes.now();
     super::owned_metrics::add(&mut families, &volumes);
+    super::bucket_metrics::add(&mut families, &volumes);
     let reports: Vec<Report> = volumes
         .iter()
         .map(|(path, volume)| Report::of_served(path, &**volume))

@@ -100,15 +100,16 @@ impl Making<'_> {
             Some(config) => config.clone(),
             None => read(self.path)?,
         };
-        let devices = config.devices().iter().map(|data| &data.device);
-        for device in devices.chain(&config.metadata.device) {
+        let devices = config.present().map(|(_, data)| &data.device);
+        let log = config.tier.as_ref().map(|tier| &tier.device);
+        for device in devices.chain(&config.metadata.device).chain(log) {
             refuse_to_overwrite(device, self.force)?;
         }
         match &given {
             Some(config) => ferrite_nvme::make_described(self.path, config, &options)?,
             None => ferrite_nvme::make(self.path, &options)?,
         }
-        config.devices().iter().for_each(|data| tell_if_sparse(&data.device));
+        config.present().for_each(|(_, data)| tell_if_sparse(&data.device));
         let (content, metadata) = (self.content(&config)?, config.metadata_place());
         say(format!(
             "nvme:{}: {content}, metadata in {metadata}",
@@ -119,10 +120,10 @@ impl Making<'_> {
 
     /// Where the content of the new pool is, in words.
     fn content(&self, config: &Config) -> Result<String, Failure> {
-        if config.rados().is_some() {
+        if !config.has_devices() {
             return Ok(format!("content in {}", config.content_place()));
         }
-        let devices = config.devices().len();
+        let devices = config.present().count();
         Ok(format!(
             "{} on {devices} data device{}{}",
             size::human(self.capacity()?),
@@ -143,6 +144,57 @@ impl Making<'_> {
         ferrite_nvme::add(self.path, &device, options)?;
         tell_if_sparse(&device);
         say(format!("nvme:{}: {} added", self.path.display(), device.display()));
+        Ok(0)
+    }
+}
+
+/// The arguments of `resize --remove`.
+pub(crate) struct Removing<'r> {
+    /// The file that describes the pool.
+    pub(crate) path: &'r Path,
+    pub(crate) device: &'r Path,
+    /// A device that is added first.
+    pub(crate) with: Option<&'r Path>,
+    pub(crate) size_bytes: Option<u64>,
+    pub(crate) quiet: bool,
+}
+
+impl Removing<'_> {
+    pub(crate) fn run(&self) -> Outcome {
+        let (path, device) = (&*absolute(self.path)?, absolute(self.device)?);
+        // Before another one is added.
+        ferrite_nvme::number_of(path, &device)?;
+        if let Some(with) = self.with {
+            let with = absolute(with)?;
+            if with == device {
+                return Err(usage("--with names the device of --remove; name another one"));
+            }
+            // Unless an earlier call was interrupted after that.
+            if !read(path)?.present().any(|(_, data)| data.device == with) {
+                let adding = Making {
+                    path,
+                    metadata: None,
+                    data: &[],
+                    adds: Some(&with),
+                    size_bytes: self.size_bytes,
+                    data_checksum: false,
+                    force: false,
+                };
+                adding.run()?;
+            }
+        } else if self.size_bytes.is_some() {
+            return Err(usage("--size is for the file of --with"));
+        }
+        let bar = Bar::new(self.quiet);
+        let moved = ferrite_nvme::remove(path, &device, &mut |done, total| bar.show("moving", done, total));
+        drop(bar);
+        let moved = moved?;
+        let files = if moved == 1 { "file" } else { "files" };
+        say(format!(
+            "nvme:{}: {} removed, {moved} {files} moved",
+            path.display(),
+            device.display()
+        ));
         Ok(0)
     }
 }
@@ -204,6 +256,8 @@ pub(crate) struct Checking<'c> {
     pub(crate) preen: bool,
     /// Read content that has checksums, too.
     pub(crate) data: bool,
+    /// Give up changes that are staged on a device which is not here.
+    pub(crate) forget_staged: bool,
     pub(crate) json: bool,
 }
 
@@ -214,6 +268,9 @@ const ERRORS_LEFT: u8 = 4;
 
 impl Checking<'_> {
     pub(crate) fn run(&self) -> Outcome {
+        if self.forget_staged {
+            self.forget()?;
+        }
         match self.check() {
             // With damaged metadata, no part of the pool can be checked until the readable rest replaces it.
             Err(error) if *error.kind() == VolumeErrorKind::Damaged || *error.kind() == VolumeErrorKind::Foreign => {
@@ -227,6 +284,19 @@ impl Checking<'_> {
                 (report, Some(owner)) => self.tell_of_owned(&report, &owner),
             },
         }
+    }
+
+    fn forget(&self) -> Result<(), Failure> {
+        let volume = NvmeVolume::open(self.path, Options::default())?;
+        let files = volume.forget_staged()?;
+        volume.close()?;
+        if !self.json {
+            say(match files {
+                1 => "1 file has lost changes that were staged".to_owned(),
+                _ => format!("{files} files have lost changes that were staged"),
+            });
+        }
+        Ok(())
     }
 
     /// The report, and the server that owns the pool. Content is left out then: that server changes it.

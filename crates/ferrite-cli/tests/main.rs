@@ -36,6 +36,7 @@ mod messages;
 mod metrics;
 mod mount_basic;
 mod mount_calls;
+mod mount_flags;
 mod mount_locks;
 mod mount_options;
 mod mount_quotas;
@@ -50,6 +51,8 @@ mod nvme_damage;
 mod nvme_postgres;
 #[cfg(feature = "rados")]
 mod nvme_rados;
+#[cfg(feature = "nvme")]
+mod nvme_s3;
 mod operations;
 mod output;
 mod packages;

@@ -109,6 +109,17 @@ fn quotas_are_reported(test: &TestPool) {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
+#[cfg(feature = "nvme")]
+#[test]
+fn quotas_on_mounted_devices() {
+    if has_fuse() {
+        let test = TestPool::on_devices("256M");
+        programs_meet_limits(&test);
+        quotas_are_reported(&test);
+        test.finish();
+    }
+}
+
 #[test]
 fn quotas_on_a_mounted_server() {
     if has_fuse() {

@@ -150,6 +150,30 @@ fn snapshots_of_a_mounted_server() {
 }
 
 /// A directory becomes what it was, whatever became of it, and what it was before that is not lost.
+/// A tree deeper than a shell lets a program have files open: one for each directory on the way down.
+#[test]
+fn deep_trees_are_walked() {
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("256M", &["--inodes", "9000"]);
+    let deep = ["d"; 1000].join("/");
+    std::fs::create_dir_all(test.dir.join("t").join(&deep)).unwrap();
+    std::fs::write(test.dir.join("t").join(&deep).join("file"), "text").unwrap();
+    let program = ferrite().get_program().to_str().unwrap().to_owned();
+    sh(
+        &test.dir,
+        &format!(
+            "ulimit -S -n 256; mkdir copy; {program} snapshot create t one
+             {program} send t one | {program} receive copy
+             cmp t/{deep}/file copy/.snapshots/one/{deep}/file; echo more >> t/{deep}/file
+             test \"$({program} snapshot diff t one)\" = \"M {deep}/file\"; {program} snapshot restore t one
+             test $(cat t/{deep}/file) = text"
+        ),
+    );
+    test.finish();
+}
+
 fn restore_brings_all_back(test: &TestPool) {
     let dir = &test.dir;
     sh(dir, TREE);

@@ -235,6 +235,167 @@ fn an_addition_may_be_killed_at_any_moment() {
 }
 
 /// A copy is one file, and such a pool is not. The message names other ways to keep it.
+/// Files of every kind, with several names, holes, clones and a snapshot; returns their listing, with checksums.
+fn fill(pool: &Pool) -> String {
+    sh(
+        &pool.path("mnt"),
+        "mkdir -p dir/sub; seq 100000 > dir/file
+         for n in $(seq 40); do head -c ${n}0000 /dev/urandom > dir/sub/$n; done
+         ln dir/file dir/linked; ln -s file dir/symlink; truncate -s 20M dir/holes
+         printf far | dd of=dir/holes bs=1 seek=15000000 conv=notrunc status=none; cp dir/sub/40 dir/copy
+         mkdir dir/.snapshots dir/.snapshots/s; printf changed | dd of=dir/sub/39 bs=1 seek=5 conv=notrunc status=none",
+    );
+    ok(ferrite()
+        .args(["clone"])
+        .arg(pool.path("mnt/dir"))
+        .arg(pool.path("mnt/clone")));
+    sh(&pool.path("mnt"), "echo more >> clone/sub/38; rm clone/sub/37");
+    listing(pool)
+}
+
+/// Names, attributes and checksums of all files, also of the snapshot.
+fn listing(pool: &Pool) -> String {
+    sh(
+        &pool.path("mnt"),
+        "find . dir/.snapshots/s -printf '%p %y %m %n %s %l\n' | sort
+         find . dir/.snapshots/s -type f -exec md5sum {} + | sort -k 2",
+    )
+}
+
+fn resize(pool: &Pool, words: &[&str]) -> Command {
+    let mut command = ferrite();
+    command
+        .current_dir(pool.dir.path())
+        .args(["resize", "nvme:pool.toml"])
+        .args(words);
+    command
+}
+
+/// Compares the files with what they were, and checks the pool.
+fn holds(pool: &Pool, before: &str, devices: usize) {
+    ok(ferrite().args(["fsck", "-n", &pool.address()]));
+    assert_eq!(pool.devices(), devices);
+    pool.mount();
+    assert_eq!(listing(pool), before);
+    sh(
+        &pool.path("mnt"),
+        "echo new > new; head -c 300000 /dev/urandom > large; rm new large",
+    );
+    pool.umount();
+    ok(ferrite().args(["fsck", "-n", &pool.address()]));
+}
+
+#[test]
+fn a_device_leaves_a_pool() {
+    if !has_fuse() {
+        return;
+    }
+    let pool = Pool::new(HOMES[0]);
+    let refused = fails(&mut resize(&pool, &["--remove", "a.data"]), 1);
+    assert!(refused.contains("last data device"), "{refused}");
+    for name in ["b.data", "c.data"] {
+        ok(&mut pool.mkfs(&["--add", name, "--size", "64M"]));
+    }
+    pool.mount();
+    let before = fill(&pool);
+    let refused = fails(&mut resize(&pool, &["--remove", "b.data"]), 1);
+    assert!(refused.contains("in use by"), "{refused}");
+    pool.umount();
+    let refused = fails(&mut resize(&pool, &["--remove", "d.data"]), 1);
+    assert!(refused.contains("no data device of this pool"), "{refused}");
+    let said = ok(&mut resize(&pool, &["--remove", "b.data"]));
+    assert!(
+        said.contains("b.data removed, ") && !said.contains(" 0 files"),
+        "{said}"
+    );
+    let text = std::fs::read_to_string(pool.path("pool.toml")).unwrap();
+    assert!(text.starts_with("# ours\n") && text.contains("removed = true") && !text.contains("b.data"));
+    std::fs::remove_file(pool.path("b.data")).unwrap();
+    holds(&pool, &before, 2);
+    // A file from before the removal brings nothing back.
+    std::fs::write(
+        pool.path("pool.toml"),
+        text.replace("removed = true", "device = 'b.data'"),
+    )
+    .unwrap();
+    holds(&pool, &before, 2);
+    ok(&mut resize(&pool, &["--remove", "b.data"]));
+    let refused = fails(
+        &mut resize(&pool, &["--remove", "x.data", "--with", "d.data", "--size", "64M"]),
+        1,
+    );
+    assert!(
+        refused.contains("no data device of this pool") && !pool.path("d.data").exists(),
+        "{refused}"
+    );
+    // Another comes, and the first one leaves.
+    ok(&mut resize(
+        &pool,
+        &["--remove", "a.data", "--with", "d.data", "--size", "64M"],
+    ));
+    let text = std::fs::read_to_string(pool.path("pool.toml")).unwrap();
+    assert!(!text.contains("a.data") && text.contains("d.data"), "{text}");
+    let c_data = format!("device = \"{}\"", pool.path("c.data").display());
+    assert!(text.contains(&c_data), "{text}");
+    std::fs::write(pool.path("other.toml"), text.replace(&c_data, "removed = true")).unwrap();
+    let refused = fails(
+        ferrite()
+            .arg("info")
+            .arg(format!("nvme:{}", pool.path("other.toml").display())),
+        1,
+    );
+    assert!(refused.contains("the pool still has it"), "{refused}");
+    std::fs::remove_file(pool.path("a.data")).unwrap();
+    holds(&pool, &before, 2);
+    // The others have too little space.
+    pool.mount();
+    sh(&pool.path("mnt"), "head -c 50M /dev/urandom > large");
+    pool.umount();
+    for name in ["c.data", "d.data"] {
+        let refused = fails(&mut resize(&pool, &["--remove", name]), 1);
+        assert!(refused.contains("have no space"), "{refused}");
+    }
+    ok(ferrite().args(["rm", &format!("{}:/large", pool.address())]));
+    ok(&mut resize(&pool, &["--remove", "c.data"]));
+    std::fs::remove_file(pool.path("c.data")).unwrap();
+    holds(&pool, &before, 1);
+}
+
+#[test]
+fn a_removal_may_be_killed_at_any_moment() {
+    if !has_fuse() {
+        return;
+    }
+    let pool = Pool::new(HOMES[0]);
+    ok(&mut pool.mkfs(&["--add", "b.data", "--size", "64M"]));
+    pool.mount();
+    let before = fill(&pool);
+    pool.umount();
+    let mut cut_off = 0;
+    for delay_ms in (0..400).step_by(15) {
+        let mut removal = resize(&pool, &["--remove", "b.data"]).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(delay_ms));
+        removal.kill().unwrap();
+        let is_done = removal.wait().unwrap().success();
+        if is_done
+            || !std::fs::read_to_string(pool.path("pool.toml"))
+                .unwrap()
+                .contains("b.data")
+        {
+            break;
+        }
+        cut_off += 1;
+        ok(ferrite().args(["fsck", &pool.address()]));
+    }
+    println!("{cut_off} removals were cut off");
+    let text = std::fs::read_to_string(pool.path("pool.toml")).unwrap();
+    if text.contains("b.data") {
+        ok(&mut resize(&pool, &["--remove", "b.data"]));
+    }
+    std::fs::remove_file(pool.path("b.data")).unwrap();
+    holds(&pool, &before, 1);
+}
+
 #[test]
 fn a_copy_is_refused_with_what_to_do_instead() {
     let pool = Pool::new(HOMES[0]);

@@ -35,6 +35,8 @@ const BACKUP: Page = page!("backup.md", 15);
 const TROUBLESHOOTING: Page = page!("troubleshooting.md", 11);
 #[cfg(feature = "nvme")]
 const POSTGRES: Page = page!("postgres.md", 16);
+#[cfg(feature = "nvme")]
+const S3: Page = page!("s3.md", 11);
 #[cfg(feature = "rados")]
 const RADOS: Page = page!("rados.md", 12);
 const PAGES: &[Page] = &[
@@ -46,14 +48,23 @@ const PAGES: &[Page] = &[
     TROUBLESHOOTING,
     #[cfg(feature = "nvme")]
     POSTGRES,
+    #[cfg(feature = "nvme")]
+    S3,
     #[cfg(feature = "rados")]
     RADOS,
 ];
 
 /// The database that pages name.
+#[cfg(feature = "nvme")]
 const DATABASE: &str = "host=db1 user=ferrite dbname=ferrite";
 /// The configuration of the Ceph cluster that pages name.
+#[cfg(feature = "rados")]
 const CEPH: &str = "/etc/ceph/ceph.conf";
+/// The service of S3 that pages name, and the file with its keys.
+#[cfg(feature = "nvme")]
+const S3_ENDPOINT: &str = "https://s3.example.org";
+#[cfg(feature = "nvme")]
+const S3_KEYS: &str = "/etc/ferrite/s3.keys";
 
 /// Blocks that are not run: for devices and services, for changes to the machine, for parts of files. No further ones
 /// may hide there.
@@ -64,9 +75,9 @@ const NOT_RUN: [(&str, usize); 5] = [
     (
         "toml",
         if cfg!(feature = "rados") {
-            3
+            5
         } else if cfg!(feature = "nvme") {
-            2
+            4
         } else {
             1
         },
@@ -140,12 +151,12 @@ fn matches(line: &str, pattern: &str) -> bool {
 struct Places {
     base: tempfile::TempDir,
     program: PathBuf,
-    /// The connection string of the database, and the configuration of the Ceph cluster.
-    servers: [String; 2],
+    /// Names of servers, and what stands for them.
+    servers: Vec<(&'static str, String)>,
 }
 
 impl Places {
-    fn new(servers: [&str; 2]) -> Places {
+    fn new(servers: &[(&'static str, &str)]) -> Places {
         let base = tempfile::tempdir().unwrap();
         for dir in ["bin", "var", "etc", "backup", "mnt"] {
             fs::create_dir(base.path().join(dir)).unwrap();
@@ -156,23 +167,23 @@ impl Places {
         Places {
             base,
             program,
-            servers: servers.map(str::to_owned),
+            servers: servers.iter().map(|&(name, place)| (name, place.to_owned())).collect(),
         }
     }
 
     /// The page's names, and the places that stand for them.
-    fn names(&self) -> [(&'static str, String); 7] {
+    fn names(&self) -> Vec<(&'static str, String)> {
         let place = |name: &str| self.base.path().join(name).to_str().unwrap().to_owned();
         let scripts = Path::new("../../scripts").canonicalize().unwrap();
-        [
+        let mut names = self.servers.clone();
+        names.extend([
             ("/var/lib/ferrite", place("var")),
             ("/etc/ferrite", place("etc")),
             ("/mnt/data", place("mnt/data")),
             ("/backup", place("backup")),
             ("/usr/local/share/ferrite", scripts.to_str().unwrap().to_owned()),
-            (DATABASE, self.servers[0].clone()),
-            (CEPH, self.servers[1].clone()),
-        ]
+        ]);
+        names
     }
 
     fn run(&self, command: &str) -> std::process::Output {
@@ -216,11 +227,11 @@ fn is_installed(program: &str) -> bool {
 
 /// Runs the blocks of a page, and checks every claim.
 fn run(page: &Page) {
-    run_with(page, [DATABASE, CEPH]);
+    run_with(page, &[]);
 }
 
 /// The same with servers.
-fn run_with(page: &Page, servers: [&str; 2]) {
+fn run_with(page: &Page, servers: &[(&'static str, &str)]) {
     if !has_fuse() {
         return;
     }
@@ -292,7 +303,7 @@ fn troubleshooting_runs_as_written() {
 fn postgres_runs_as_written() {
     use ferrite_test_clusters::{Postgres, PostgresOptions, or_skip};
     if let Some(database) = or_skip(Postgres::start(&PostgresOptions::default())) {
-        run_with(&POSTGRES, [&database.primary().connection(), CEPH]);
+        run_with(&POSTGRES, &[(DATABASE, &database.primary().connection())]);
     }
 }
 
@@ -306,8 +317,21 @@ fn rados_runs_as_written() {
     let Some(ceph) = or_skip(Ceph::start(&CephOptions::default())) else {
         return;
     };
-    let conf = ceph.conf();
-    run_with(&RADOS, [&database.primary().connection(), conf.to_str().unwrap()]);
+    let (connection, conf) = (database.primary().connection(), ceph.conf());
+    run_with(&RADOS, &[(DATABASE, &connection), (CEPH, conf.to_str().unwrap())]);
+}
+
+#[test]
+#[cfg(feature = "nvme")]
+fn s3_runs_as_written() {
+    let service = ferrite_test_clusters::S3::start("bucket").unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let keys = dir.path().join("keys");
+    fs::write(&keys, service.keys()).unwrap();
+    run_with(
+        &S3,
+        &[(S3_ENDPOINT, &service.endpoint()), (S3_KEYS, keys.to_str().unwrap())],
+    );
 }
 
 /// Every block is run, or one of a few that cannot be.

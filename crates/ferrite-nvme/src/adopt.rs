@@ -5,7 +5,7 @@
 //! before that it has neither, and the next repair finds it again. Owner and mode are unknown, so only root can access
 //! such a file.
 
-use ferrite_vfs::{FileKind, Ino, Outcome, ROOT_INO, Result};
+use ferrite_vfs::{FileKind, Ino, InodeFlags, Outcome, ROOT_INO, Result};
 use std::sync::Arc;
 
 use crate::FILE_BYTES_MAX;
@@ -67,6 +67,8 @@ impl Core {
             has_xattrs: false,
             is_nameless: false,
             marks: Marks::default(),
+            quota: 0,
+            flags: InodeFlags::NONE,
             content: Content::Blob(place),
         };
         // The blob records its inode before a node names it.

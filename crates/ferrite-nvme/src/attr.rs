@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use ferrite_vfs::posix::{self, Access};
 use ferrite_vfs::{
-    Attr, BadArgument, Ctx, FileKind, FsError, Ino, Outcome, ROOT_INO, Result, SetAttr, SetTime, SpaceOf,
+    Attr, BadArgument, Ctx, FileKind, FsError, Ino, InodeFlags, Outcome, ROOT_INO, Result, SetAttr, SetTime, SpaceOf,
     XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode, acl,
 };
 
@@ -24,7 +24,7 @@ use crate::format::node::{Content, Edge, Node};
 use crate::format::tail::Tail;
 use crate::inode_ref::InodeRef;
 use crate::names::missing;
-use crate::rights::{AclEdit, Left, Wanted, encode_xattrs};
+use crate::rights::{AclEdit, Left, Wanted};
 use crate::table::{State, Turn};
 
 /// How often a change of a directory looks for its name again, because it was renamed meanwhile.
@@ -76,6 +76,9 @@ impl Core {
                 posix::may_xattr(&guarded, &ctx.cred, acl.name, Access::WRITE)?;
             }
         }
+        if set.size != Some(0) {
+            self.settle(state)?;
+        }
         let mut node = pinned.present(state);
         let now = self.now();
         if let Some(size) = set.size {
@@ -106,6 +109,10 @@ impl Core {
         let is_free = state.node.marks.holds_snapshots && wanted.acl.is_none();
         if state.node.is_kept_as_is() && !is_free {
             return Err(FsError::ReadOnly);
+        }
+        match wanted.acl {
+            Some(_) => node.flags.check_change()?,
+            None => node.flags.check_set(&set)?,
         }
         if set != SetAttr::default() || wanted.acl.is_some() {
             (node.ctime, node.change) = (now, self.next_change());
@@ -142,6 +149,9 @@ impl Core {
     ) -> Result<Attr> {
         let (mut node, set, left) = self.changed(ctx, pinned, state, wanted)?;
         let old_size = state.node.size;
+        if let Some(size) = set.size {
+            step.count_size(pinned.ino, &state.node, size)?;
+        }
         if set.size.is_some_and(|size| size > 0 && size != old_size) {
             self.own_blob(pinned, state)?;
             node.content.clone_from(&state.node.content);
@@ -174,11 +184,13 @@ impl Core {
             truncate_to(&**blob, old_size)?;
             preallocate(&**blob, old_size, size)?;
         }
+        // Its flags let it, as was checked.
+        step.ignore_flags();
         let resized = match set.size {
             Some(size) => self.resize(&mut step, pinned, state, &mut node, size)?,
             None => Resized::default(),
         };
-        left.put(&mut step, pinned.ino)?;
+        left.put(&mut step, pinned.ino, &state.node)?;
         step.put_node(pinned.ino, &node)?;
         let attr = node.attr(pinned.ino);
         step.commit(|| outcome(Attr { change: 0, ..attr }))?;
@@ -297,7 +309,8 @@ impl Core {
             if node.marks.holds_snapshots {
                 step.may_change_snapshots();
             }
-            left.put(&mut step, pinned.ino)?;
+            step.ignore_flags();
+            left.put(&mut step, pinned.ino, &state.node)?;
             step.put_node(pinned.ino, &node)?;
             if let Some(slot) = slot.filter(|_| is_here) {
                 self.put_edge(&mut step, parent, &name, slot, &Edge::to(pinned.ino, &node))?;
@@ -411,20 +424,47 @@ impl Core {
         }
         let mut xattrs = self.xattrs(ino, &state.node)?;
         change(&mut xattrs)?;
+        self.settle(&state)?;
         let mut node = pinned.present(&state);
         node.has_xattrs = !xattrs.is_empty();
         if posix::is_own_xattr(name) {
             step.may_change_snapshots();
+            step.ignore_flags();
         } else {
             (node.ctime, node.change) = (self.now(), self.next_change());
         }
-        match node.has_xattrs {
-            true => step.txn.put(&key::xattrs(ino), &encode_xattrs(&xattrs))?,
-            false => step.txn.delete(&key::xattrs(ino))?,
-        }
+        self.put_xattrs(&mut step, ino, (node.quota, state.node.has_xattrs), &xattrs)?;
         step.put_node(ino, &node)?;
         step.commit(|| Outcome::Done)?;
         state.lacks_capability = false;
+        pinned.adopt(&mut state, node);
+        Ok(())
+    }
+
+    /// Sets the flags of an inode, for a caller who may.
+    pub(crate) fn set_flags(
+        self: &Arc<Core>,
+        ctx: &Ctx,
+        mut step: Step<'_>,
+        ino: Ino,
+        flags: InodeFlags,
+    ) -> Result<()> {
+        let pinned = self.pin(ino)?;
+        let mut state = pinned.write()?;
+        flags.check_kind(state.node.kind)?;
+        if ctx.check {
+            state.node.flags.may_become(flags, &ctx.cred, state.node.uid)?;
+        }
+        if state.is_ahead {
+            // The node that is stored below says what the blob knows.
+            self.store_node(&pinned, &mut state)?;
+        }
+        let mut node = pinned.present(&state);
+        node.flags = flags;
+        (node.ctime, node.change) = (self.now(), self.next_change());
+        step.ignore_flags();
+        step.put_node(ino, &node)?;
+        step.commit(|| Outcome::Done)?;
         pinned.adopt(&mut state, node);
         Ok(())
     }

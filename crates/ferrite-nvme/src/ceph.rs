@@ -11,7 +11,6 @@
 
 #[cfg(feature = "rados")]
 mod present {
-    use ferrite_meta::MetaStore;
     use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
 
     use crate::config::{Config, Rados};
@@ -85,13 +84,14 @@ mod present {
         check_vacant(config, &found, force)?;
         // A pool that is replaced has no owner until its content is gone.
         let old = match force {
-            true => existing(config)?,
+            true => metadata::existing_database(config)?,
             false => {
                 metadata::clear(config, false)?;
                 None
             }
         };
-        check_owner(config, &found, old.as_ref().and_then(|old| old.pool))?;
+        let of_old = old.as_ref().and_then(|store| open::read_record(&**store).ok());
+        check_owner(config, &found, of_old.map(|record| record.uuid))?;
         let epoch = found.epoch.saturating_add(1);
         let taken = content.take_over(Guard { shard: SHARD, epoch });
         taken.and_then(|()| content.empty()).map_err(in_ceph)?;
@@ -142,25 +142,6 @@ mod present {
             process: None,
         };
         Err(refuse(kind, text).with_name_in_text())
-    }
-
-    /// A volume in the database, which no other server owns while this lives.
-    struct Existing {
-        _store: Box<dyn MetaStore>,
-        /// The pool that it is, if it is one.
-        pool: Option<[u8; 16]>,
-    }
-
-    fn existing(config: &Config) -> Result<Option<Existing>> {
-        match metadata::open_database(config, None) {
-            Ok(store) => Ok(Some(Existing {
-                pool: open::read_record(&*store).ok().map(|record| record.uuid),
-                _store: store,
-            })),
-            // The database has no such volume.
-            Err(error) if *error.kind() == VolumeErrorKind::Foreign => Ok(None),
-            Err(error) => Err(error),
-        }
     }
 
     /// Opens a pool: its engine, and what there is to show.

@@ -8,10 +8,12 @@
 #[cfg(feature = "rocksdb")]
 mod changing;
 mod nodes;
+mod quotas;
 mod small;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 use ferrite_vfs::{FileKind, Ino, ROOT_INO, Result};
 
@@ -20,6 +22,8 @@ use crate::core::Core;
 use crate::data::{self, Shows, WRONG};
 use crate::format::key;
 use crate::format::node::{Content, Edge, Node};
+use crate::format::quota::QuotaRecord;
+use crate::quotas::Tally;
 use crate::sharing::decode_sharers;
 
 /// Findings that a report lists.
@@ -66,6 +70,12 @@ pub(crate) enum Mend {
     Attach(Place),
     /// Makes a part of a snapshot that lies elsewhere an ordinary inode.
     Release(Ino),
+    /// Makes a directory count for the quota of the one that it is in.
+    Quota { ino: Ino, quota: Ino },
+    /// Gives the quota of a directory a record without limits.
+    Limits(Ino),
+    /// Counts anew what quotas count.
+    Recount,
     /// Sets the number of nodes that share a blob.
     Sharers { place: Place, count: u64 },
     /// Gives a file copies of what its blob shares with another, and gives it a name that says so.
@@ -89,6 +99,28 @@ pub struct Finding {
 }
 
 impl Finding {
+    /// Objects that no file names and no row knows.
+    #[cfg(feature = "s3")]
+    pub(crate) fn of_objects(what: String) -> Finding {
+        Finding {
+            what,
+            mend: Some("the objects go once they have been kept for `keep_s`"),
+            loses: false,
+            way: None,
+        }
+    }
+
+    /// Changes that only a log which is not here has.
+    #[cfg(feature = "s3")]
+    pub(crate) fn of_staged(what: String) -> Finding {
+        Finding {
+            what,
+            mend: Some("the pool is opened with this log, or `ferrite fsck --forget-staged` gives the changes up"),
+            loses: true,
+            way: None,
+        }
+    }
+
     /// Metadata that cannot be opened or read as a whole.
     pub fn of_metadata(what: String) -> Finding {
         Finding {
@@ -156,6 +188,9 @@ impl Mend {
             Mend::Number(_) => ("it is never given again", false),
             Mend::Attach(_) => ("the record is removed", false),
             Mend::Release(_) => ("it becomes an ordinary one", false),
+            Mend::Quota { .. } => ("it counts for that", false),
+            Mend::Limits(_) => ("it has no limits any more", true),
+            Mend::Recount => ("it is counted anew", false),
             Mend::Sharers { .. } => ("the number is set", false),
             Mend::Tail(_) => ("the blob is told what the node knows", false),
             Mend::Store(_) => ("the store writes what can be read anew", true),
@@ -209,6 +244,10 @@ struct Seen {
     tangled: HashSet<Place>,
     /// Blobs of which only an older state is left.
     older: HashSet<Place>,
+    /// Records of quotas; `None` for one that cannot be read.
+    quotas: HashMap<Ino, Option<QuotaRecord>>,
+    /// The usage of quotas by the nodes.
+    tally: Tally,
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -241,12 +280,14 @@ impl Core {
     pub(crate) fn check(&self) -> Result<Report> {
         let mut report = Report::default();
         let mut seen = Seen::default();
+        let before = (self.changes.load(Ordering::Relaxed), self.quotas.settled());
         self.read_nodes(&mut report, &mut seen)?;
         self.read_edges(&mut report, &mut seen)?;
         self.read_records(&mut report, &mut seen)?;
         self.read_stores(&mut report, &mut seen)?;
         nodes::judge(self, &mut report, &seen)?;
         small::judge(self, &mut report, &seen)?;
+        quotas::judge(self, &mut report, &seen, before);
         Self::judge_sharers(&mut report, &seen);
         self.judge_blobs(&mut report, &seen);
         report.inodes = seen.nodes.len() as u64;
@@ -272,6 +313,7 @@ impl Core {
                     Some(Mend::Number(ino)),
                 );
             }
+            seen.tally.node(ino, &node);
             seen.nodes.insert(ino, node);
         })
     }
@@ -337,6 +379,9 @@ impl Core {
             if node.is_none_or(|node| !node.has_xattrs) {
                 report.found("extended attributes of no inode", Some(Mend::Drop(key.to_vec())));
             }
+            if let Some(ino) = key::ino_of(key) {
+                seen.tally.xattrs(ino, value.len() as u64);
+            }
         })?;
         self.each(b'C', |key, _| {
             let parent = key
@@ -346,6 +391,10 @@ impl Core {
             if parent.is_none_or(|parent| !seen.nodes.contains_key(&parent)) {
                 report.found("the mark of a place in no directory", Some(Mend::Drop(key.to_vec())));
             }
+        })?;
+        self.each(b'Q', |key, value| match key::ino_of(key) {
+            Some(dir) => drop(seen.quotas.insert(dir, QuotaRecord::decode(value))),
+            None => report.found("a record of a quota cannot be read", Some(Mend::Drop(key.to_vec()))),
         })?;
         self.each(b'X', |key, _| match key::place_of(key) {
             Some(place) => drop(seen.detached.insert(place)),

@@ -22,10 +22,24 @@
 //! rados = { pool = "ferrite" }  # and conf, client, keyring, namespace
 //! ```
 //!
+//! Or it is in S3, wherever the metadata is:
+//!
+//! ```toml
+//! [data]
+//! s3 = "s3://bucket/prefix"     # and endpoint, region, credentials, profile, cache, buffer, keep_s
+//!
+//! [tier]                        # may be absent
+//! device = "/dev/nvme3n1"       # a log in front of the bucket; of a file, its size, too
+//! mode = "back"                 # fsync returns when the log has it; or "through": when the bucket has it
+//! age_s = 30                    # content goes to the bucket after so long
+//! ```
+//!
 //! Relative paths start at the file's directory. Unknown words are refused: a misspelt one might be the one that
 //! matters.
 
 mod data_place;
+mod s3;
+mod tier;
 
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
@@ -40,6 +54,8 @@ use crate::format::node::INLINE_BYTES_MAX;
 use crate::small::SMALL_BYTES_MAX;
 
 pub use data_place::{Data, DataPlace, Rados};
+pub use s3::S3;
+pub use tier::{Tier, TierMode};
 
 /// A pool's parts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,6 +71,9 @@ pub struct Config {
     pub degraded: bool,
     /// Where content is.
     pub data: DataPlace,
+    /// The log in front of a bucket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tier: Option<Tier>,
 }
 
 /// Where names and attributes are.
@@ -130,6 +149,15 @@ const SMALL_FILES: RangeInclusive<u64> = INLINE_BYTES_MAX as u64..=1 << 20;
 mod size {
     use serde::{Deserialize, Deserializer, Serializer};
 
+    /// Those that may be absent.
+    pub(super) mod optional {
+        use serde::Deserializer;
+
+        pub(in crate::config) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+            super::deserialize(from).map(Some)
+        }
+    }
+
     pub(super) fn serialize<S: Serializer>(bytes: &u64, to: S) -> Result<S::Ok, S::Error> {
         match bytes.trailing_zeros() {
             20.. => to.serialize_str(&format!("{}M", bytes >> 20)),
@@ -162,7 +190,7 @@ impl Config {
         let is_device = is_block || ferrite_blob::device::block_device_of(&metadata).is_some();
         let data = devices.into_iter().map(|device| Data {
             device,
-            whole_pages: None,
+            ..Data::default()
         });
         Config {
             metadata: Metadata {
@@ -179,6 +207,7 @@ impl Config {
             reactor: ReactorConfig::default(),
             degraded: false,
             data: DataPlace::Devices(data.collect()),
+            tier: None,
         }
     }
 
@@ -213,13 +242,18 @@ impl Config {
             *place = base.join(&*place);
         }
         match &mut config.data {
-            DataPlace::Devices(devices) => devices
-                .iter_mut()
-                .for_each(|data| data.device = base.join(&data.device)),
+            DataPlace::Devices(devices) => {
+                let present = devices.iter_mut().filter(|data| !data.removed);
+                present.for_each(|data| data.device = base.join(&data.device));
+            }
             DataPlace::Rados(rados) => {
                 let files = std::iter::once(&mut rados.conf).chain(&mut rados.keyring);
                 files.for_each(|file| *file = base.join(&*file));
             }
+            DataPlace::S3(s3) => s3.credentials.iter_mut().for_each(|file| *file = base.join(&*file)),
+        }
+        if let Some(tier) = &mut config.tier {
+            tier.device = base.join(&tier.device);
         }
         match config.device_named_twice() {
             Some(device) => Err(format!("it names {} twice; name each device once", device.display())),
@@ -227,20 +261,56 @@ impl Config {
         }
     }
 
-    /// The data devices; none if content is elsewhere.
+    /// The data devices that are in the pool, with their numbers.
+    pub fn present(&self) -> impl Iterator<Item = (u16, &Data)> {
+        (0..).zip(self.devices()).filter(|(_, data)| !data.removed)
+    }
+
+    /// The numbers of the data devices that were removed.
+    pub(crate) fn removed(&self) -> impl Iterator<Item = u16> {
+        let removed = (0..).zip(self.devices()).filter(|(_, data)| data.removed);
+        removed.map(|(number, _)| number)
+    }
+
+    /// Has the devices with these numbers be removed.
+    pub(crate) fn without(mut self, numbers: &[u16]) -> Config {
+        if let DataPlace::Devices(devices) = &mut self.data {
+            for (number, data) in (0..).zip(devices) {
+                if numbers.contains(&number) {
+                    *data = Data::removed();
+                }
+            }
+        }
+        self
+    }
+
+    /// The data devices, and the places of those that were removed; none if content is elsewhere.
     pub fn devices(&self) -> &[Data] {
         match &self.data {
             DataPlace::Devices(devices) => devices,
-            DataPlace::Rados(_) => &[],
+            DataPlace::Rados(_) | DataPlace::S3(_) => &[],
         }
     }
 
     /// The pool of Ceph that has the content, if one has.
     pub fn rados(&self) -> Option<&Rados> {
         match &self.data {
-            DataPlace::Devices(_) => None,
+            DataPlace::Devices(_) | DataPlace::S3(_) => None,
             DataPlace::Rados(rados) => Some(rados),
         }
+    }
+
+    /// The bucket that has the content, if one has.
+    pub fn s3(&self) -> Option<&S3> {
+        match &self.data {
+            DataPlace::Devices(_) | DataPlace::Rados(_) => None,
+            DataPlace::S3(s3) => Some(s3),
+        }
+    }
+
+    /// Whether content is on data devices.
+    pub fn has_devices(&self) -> bool {
+        matches!(self.data, DataPlace::Devices(_))
     }
 
     /// The namespace of the pool's objects.
@@ -250,10 +320,25 @@ impl Config {
 
     /// That content has a place which fits that of the metadata.
     fn check_data(&self) -> Result<(), String> {
+        if self.degraded && !self.has_devices() {
+            return Err("`degraded` has a meaning with data devices only".into());
+        }
+        match (&self.tier, self.s3()) {
+            (Some(_), None) => return Err("`[tier]` has a meaning with content in S3 only".into()),
+            (Some(tier), Some(_)) => tier.check()?,
+            (None, _) => {}
+        }
+        if let Some(s3) = self.s3() {
+            return s3.check();
+        }
         let Some(rados) = self.rados() else {
-            return match self.devices().is_empty() {
-                true => Err("it names no data device; add `[[data]]` with `device = \"PATH\"`".into()),
-                false => Ok(()),
+            let is_half = |data: &Data| data.removed != data.device.as_os_str().is_empty();
+            return match self.present().next() {
+                None => Err("it names no data device; add `[[data]]` with `device = \"PATH\"`".into()),
+                Some(_) if self.devices().iter().any(is_half) => {
+                    Err("each `[[data]]` needs a `device`, or `removed = true` and none".into())
+                }
+                Some(_) => Ok(()),
             };
         };
         if self.metadata.postgres.is_none() {
@@ -262,9 +347,6 @@ impl Config {
                         an epoch that a database gives to one owner alone, and metadata on this machine cannot do that"
                     .into(),
             );
-        }
-        if self.degraded {
-            return Err("`degraded` has a meaning with data devices only".into());
         }
         let names = [
             ("pool", &*rados.pool),
@@ -283,7 +365,8 @@ impl Config {
             .metadata
             .device
             .iter()
-            .chain(self.devices().iter().map(|data| &data.device));
+            .chain(self.tier.as_ref().map(|tier| &tier.device))
+            .chain(self.present().map(|(_, data)| &data.device));
         let devices: Vec<&PathBuf> = devices.collect();
         let mut before = HashSet::new();
         let is_again = |device: &&&PathBuf| {
@@ -302,11 +385,12 @@ impl Config {
         }
     }
 
-    /// Where content in Ceph is, for messages.
+    /// Where content in Ceph or S3 is, for messages.
     pub fn content_place(&self) -> String {
-        match self.rados() {
-            Some(rados) => format!("Ceph pool {}, namespace {}", rados.pool, self.namespace(rados)),
-            None => "data devices".into(),
+        match &self.data {
+            DataPlace::Devices(_) => "data devices".into(),
+            DataPlace::Rados(rados) => format!("Ceph pool {}, namespace {}", rados.pool, self.namespace(rados)),
+            DataPlace::S3(s3) => s3.address.clone(),
         }
     }
 

@@ -15,7 +15,7 @@ use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_vfs::buffers::Buffer;
 use ferrite_vfs::{
     Attr, BadArgument, CloneRange, Ctx, FallocateMode, FsError, Ino, OpenFile, OpenMode, Outcome, Position, ReadDone,
-    Result, SetAttr, WriteDone, WriteMode, Written, posix,
+    Result, SetAttr, Unsupported, WriteDone, WriteMode, Written, posix,
 };
 
 use crate::FILE_BYTES_MAX;
@@ -26,7 +26,7 @@ use crate::format::key;
 use crate::format::node::{Content, Node};
 use crate::format::tail::Tail;
 use crate::inode_ref::InodeRef;
-use crate::rights::{Left, Wanted, Xattrs, encode_xattrs};
+use crate::rights::{Left, Wanted, Xattrs};
 use crate::table::State;
 
 /// An open file.
@@ -59,7 +59,12 @@ impl NvmeFile {
 
     /// A read of a file with this state has happened; `no_atime` is that of its [`Ctx`].
     pub(crate) fn note_access(&self, state: &State, no_atime: bool) {
-        if !no_atime && !self.mode.no_atime && !self.core().is_read_only && !state.node.is_kept_as_is() {
+        if !no_atime
+            && !self.mode.no_atime
+            && !self.core().is_read_only
+            && !state.node.is_kept_as_is()
+            && !state.node.flags.no_atime
+        {
             self.core().accessed(&self.pinned);
         }
     }
@@ -194,11 +199,12 @@ impl Core {
 
     /// Stores that a change takes rights, by a step of its own.
     fn take_rights(&self, pinned: &InodeRef, state: &mut State, change: &Node, left: &Left) -> Result<()> {
+        self.settle(state)?;
         let mut node = pinned.present(state);
         (node.mode, node.ctime, node.change) = (change.mode, change.ctime, change.change);
         node.has_xattrs = change.has_xattrs;
         let mut step = self.own_step()?;
-        left.put(&mut step, pinned.ino)?;
+        left.put(&mut step, pinned.ino, &state.node)?;
         step.put_node(pinned.ino, &node)?;
         step.commit(|| Outcome::Done)?;
         pinned.adopt(state, node);
@@ -218,7 +224,8 @@ impl Core {
         // A step that deletes has space reserved in a full store.
         step.txn.delete(&key::node(pinned.ino))?;
         if let Some(xattrs) = &xattrs {
-            step.txn.put(&key::xattrs(pinned.ino), &encode_xattrs(xattrs))?;
+            let had = (before.quota, state.node.has_xattrs);
+            self.put_xattrs(&mut step, pinned.ino, had, xattrs)?;
         }
         step.put_node(pinned.ino, &before)?;
         step.commit(|| Outcome::Done)?;
@@ -261,8 +268,13 @@ impl Core {
         let done = match in_step {
             true => self.change_with_node(step, pinned, state, change, outcome, work),
             false => {
+                let reserved = std::mem::take(&mut step.reserved);
                 drop(step);
-                self.change_ahead(pinned, state, &change.node, work)
+                let done = self.change_ahead(pinned, state, &change.node, work);
+                if done.is_ok() {
+                    reserved.keep();
+                }
+                done
             }
         };
         if let (Err(FsError::NoSpace(_)), Some(before)) = (&done, before)
@@ -288,7 +300,7 @@ impl Core {
         // The step must not be durable before the content that it speaks of.
         blob.sync()?;
         node.allocated_bytes = blob.allocated_bytes();
-        left.put(&mut step, pinned.ino)?;
+        left.put(&mut step, pinned.ino, &state.node)?;
         step.put_node(pinned.ino, &node)?;
         step.commit(outcome)?;
         pinned.adopt(state, node);
@@ -331,6 +343,29 @@ impl Core {
         Ok(())
     }
 
+    /// Gives an empty file a blob, which was made before. Content that is not durable at once can be written there
+    /// without a wait: until it is durable, a crash leaves the file empty.
+    fn move_empty(&self, pinned: &InodeRef, state: &mut State, wanted_bytes: u64) -> Result<()> {
+        let (place, blob) = self.take_blob(wanted_bytes)?;
+        let given = || -> Result<Node> {
+            let mut node = pinned.present(state);
+            blob.set_tail(&Tail::of(pinned.ino, &node).encode())?;
+            blob.sync()?;
+            let mut step = self.own_step()?;
+            self.drop_small(&mut step, pinned.ino, &state.node.content)?;
+            node.content = Content::Blob(place);
+            step.put_node(pinned.ino, &node)?;
+            step.txn.delete(&key::detached(place))?;
+            step.commit(|| Outcome::Done)?;
+            Ok(node)
+        }();
+        let node = given.inspect_err(|_| self.housekeeper.delete_later(place))?;
+        self.count_small(Some(&state.node.content), Some(&node.content));
+        state.blob = std::sync::OnceLock::from(blob);
+        pinned.adopt(state, node);
+        Ok(())
+    }
+
     /// Moves a file's content from the metadata store to a blob, with `work` done to it, in one step.
     pub(crate) fn move_out(
         &self,
@@ -359,7 +394,7 @@ impl Core {
             blob.sync()?;
             node.content = Content::Blob(place);
             node.allocated_bytes = blob.allocated_bytes();
-            left.put(&mut step, pinned.ino)?;
+            left.put(&mut step, pinned.ino, &state.node)?;
             step.put_node(pinned.ino, &node)?;
             if !is_seeded(Bug::RecordStays) {
                 step.txn.delete(&key::detached(place))?;
@@ -394,7 +429,7 @@ impl Core {
         outcome: impl FnOnce() -> Outcome,
     ) -> Result<()> {
         let Change { mut node, left, .. } = change;
-        left.put(&mut step, pinned.ino)?;
+        left.put(&mut step, pinned.ino, &state.node)?;
         node.content = self.put_small(&mut step, pinned.ino, &state.node.content, bytes)?;
         step.put_node(pinned.ino, &node)?;
         step.commit(outcome)?;
@@ -403,7 +438,7 @@ impl Core {
         Ok(())
     }
 
-    fn write(&self, ctx: &Ctx, step: Step<'_>, pinned: &InodeRef, mode: WriteMode, data: &[u8]) -> Result<Written> {
+    fn write(&self, ctx: &Ctx, mut step: Step<'_>, pinned: &InodeRef, mode: WriteMode, data: &[u8]) -> Result<Written> {
         let mut state = pinned.write()?;
         let offset = match mode.position {
             Position::At(offset) => offset,
@@ -425,8 +460,15 @@ impl Core {
         if state.node.is_kept_as_is() {
             return Err(FsError::ReadOnly);
         }
-        self.own_blob(pinned, &mut state)?;
+        state.node.flags.check_write(offset, state.node.size)?;
+        step.adds_to(pinned.ino);
         let size = state.node.size.max(end);
+        step.count_size(pinned.ino, &state.node, size)?;
+        self.own_blob(pinned, &mut state)?;
+        let is_in_node = !matches!(state.node.content, Content::Blob(_));
+        if !self.content_limits.is_durable_at_once && state.node.size == 0 && is_in_node && !self.is_small(end) {
+            self.move_empty(pinned, &mut state, data.len() as u64)?;
+        }
         let mut change = self.change_of(ctx, pinned, &mut state, mode.kill_priv, size);
         (change.wanted_bytes, change.is_in_place) = (data.len() as u64, offset < state.node.size);
         match &state.node.content {
@@ -460,7 +502,7 @@ impl Core {
     fn fallocate(
         &self,
         ctx: &Ctx,
-        step: Step<'_>,
+        mut step: Step<'_>,
         pinned: &InodeRef,
         mode: FallocateMode,
         (offset, len): (u64, u64),
@@ -482,6 +524,12 @@ impl Core {
         if state.node.is_kept_as_is() {
             return Err(FsError::ReadOnly);
         }
+        state.node.flags.check_fallocate(mode)?;
+        step.adds_to(pinned.ino);
+        if state.node.quota != 0 && mode != FallocateMode::PunchHole && end > size {
+            return Err(FsError::NotSupported(Unsupported::ReservedSpace));
+        }
+        step.count_size(pinned.ino, &state.node, size)?;
         self.own_blob(pinned, &mut state)?;
         let mut change = self.change_of(ctx, pinned, &mut state, false, size);
         if mode != FallocateMode::PunchHole {

@@ -14,7 +14,9 @@ use ferrite_checks::ranked::{Mutex, RwLock};
 use ferrite_meta::{MetaStore, Transaction};
 use ferrite_vfs::locks::LockTable;
 use ferrite_vfs::workers::Workers;
-use ferrite_vfs::{BadArgument, Ctx, DedupToken, FsError, Ino, Outcome, Result, Timestamp, Unsupported, dedup};
+use ferrite_vfs::{
+    BadArgument, Ctx, DedupToken, FsError, Ino, InodeFlags, Outcome, Result, Timestamp, Unsupported, dedup,
+};
 
 use crate::blobs::MadeBlobs;
 use crate::content_store::{ContentStore, Limits, UniqueIds};
@@ -24,6 +26,7 @@ use crate::format::pool::PoolRecord;
 use crate::freeze_barrier::FreezeBarrier;
 use crate::housekeeper::Housekeeper;
 use crate::lock_order;
+use crate::quotas::{Quotas, Reserved};
 use crate::table::Table;
 use crate::unfinished::Unfinished;
 
@@ -54,6 +57,7 @@ pub(crate) struct Core {
     pub(crate) renames: RwLock<lock_order::Renames, ()>,
     pub(crate) freeze_barrier: FreezeBarrier,
     pub(crate) unfinished: Unfinished,
+    pub(crate) quotas: Quotas,
     pub(crate) housekeeper: Housekeeper,
     /// For submitted calls that have to wait.
     pub(crate) workers: Arc<Workers>,
@@ -102,9 +106,21 @@ pub(crate) struct Step<'c> {
     /// It must not change what stays as it is in snapshots.
     guards_snapshots: bool,
     changes_snapshot: bool,
+    /// The inode that only gets more: content at its end, or entries.
+    adds_to: Option<Ino>,
+    /// It may change inodes whatever their flags are.
+    ignores_flags: bool,
+    changes_flagged: bool,
+    /// Whether quotas limit it.
+    pub(crate) is_limited: bool,
+    pub(crate) reserved: Reserved<'c>,
 }
 
-impl Step<'_> {
+impl<'c> Step<'c> {
+    pub(crate) fn core(&self) -> &'c Core {
+        self.core
+    }
+
     /// Whether its outcome has to be kept.
     pub(crate) fn has_token(&self) -> bool {
         self.token.is_some()
@@ -112,13 +128,27 @@ impl Step<'_> {
 
     /// Puts a node. Every change of a file or a directory puts a node or guards it, so no caller changes a snapshot.
     pub(crate) fn put_node(&mut self, ino: Ino, node: &Node) -> Result<()> {
-        self.guard(node);
+        self.guard(ino, node);
         Ok(self.txn.put(&key::node(ino), &node.encode())?)
     }
 
     /// The step changes an inode that has this node now. If that stays as it is, the commit is refused.
-    pub(crate) fn guard(&mut self, node: &Node) {
+    #[inline]
+    pub(crate) fn guard(&mut self, ino: Ino, node: &Node) {
         self.changes_snapshot |= node.is_kept_as_is();
+        let is_open = node.flags == InodeFlags::NONE || self.ignores_flags;
+        let only_adds = || self.adds_to == Some(ino) && !node.flags.is_immutable;
+        self.changes_flagged |= !is_open && node.flags.check_change().is_err() && !only_adds();
+    }
+
+    /// The inode that the step changes only gets more by it, which a flag may let it.
+    pub(crate) fn adds_to(&mut self, ino: Ino) {
+        self.adds_to = Some(ino);
+    }
+
+    /// The step changes what flags do not protect.
+    pub(crate) fn ignore_flags(&mut self) {
+        self.ignores_flags = true;
     }
 
     /// It makes or removes a snapshot, or changes state that a service keeps about one.
@@ -127,9 +157,10 @@ impl Step<'_> {
     }
 
     fn check_guard(&self) -> Result<()> {
-        match self.guards_snapshots && self.changes_snapshot {
-            true => Err(FsError::ReadOnly),
-            false => Ok(()),
+        match () {
+            () if self.guards_snapshots && self.changes_snapshot => Err(FsError::ReadOnly),
+            () if self.changes_flagged => Err(FsError::NotPermitted),
+            () => Ok(()),
         }
     }
 
@@ -140,13 +171,19 @@ impl Step<'_> {
         Ok(self.txn.admit()?)
     }
 
-    /// Makes it durable, with its outcome. `ReadOnly` if it would change a snapshot.
+    /// Makes it durable, with its outcome. `ReadOnly` if it would change a snapshot, `NotPermitted` if flags forbid it.
     pub(crate) fn commit(mut self, outcome: impl FnOnce() -> Outcome) -> Result<()> {
         self.check_guard()?;
         if let Some(token) = self.token {
             self.core.put_outcome(&mut *self.txn, token, &outcome())?;
         }
-        self.txn.commit().map_err(|error| self.core.commit_failed(error))
+        self.txn.commit().map_err(|error| self.core.commit_failed(error))?;
+        if !self.reserved.0.is_empty() {
+            // A check that counts meanwhile knows.
+            self.core.next_change();
+            self.reserved.keep();
+        }
+        Ok(())
     }
 }
 
@@ -160,6 +197,17 @@ impl Core {
         })?)
     }
 
+    /// Whether there is a key of a kind.
+    pub(crate) fn has_any(&self, kind: u8) -> Result<bool> {
+        let (from, to) = key::all_of(kind);
+        let mut has = false;
+        self.meta.scan(&from, &to, &mut |_, _| {
+            has = true;
+            ControlFlow::Break(())
+        })?;
+        Ok(has)
+    }
+
     pub(crate) fn now(&self) -> Timestamp {
         let now = (self.clock)().0;
         // Time never goes back.
@@ -170,6 +218,11 @@ impl Core {
     /// The next value of the counter of changes.
     pub(crate) fn next_change(&self) -> u64 {
         self.changes.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Whether this is a look at a pool in a database, whose owner alone knows its counts.
+    pub(crate) fn is_owned_elsewhere(&self) -> bool {
+        self.looks && self.meta.statistics().shard.is_some()
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -219,6 +272,11 @@ impl Core {
             token: None,
             guards_snapshots: false,
             changes_snapshot: false,
+            adds_to: None,
+            ignores_flags: true,
+            changes_flagged: false,
+            is_limited: false,
+            reserved: Reserved::default(),
         })
     }
 
@@ -230,6 +288,11 @@ impl Core {
             token: ctx.token,
             guards_snapshots: true,
             changes_snapshot: false,
+            adds_to: None,
+            ignores_flags: false,
+            changes_flagged: false,
+            is_limited: true,
+            reserved: Reserved::default(),
         }
     }
 

@@ -15,6 +15,7 @@ use crate::content_store::{self, Blob, DataDamage, Place};
 use crate::core::Core;
 use crate::format::key;
 use crate::format::node::{Content, Node};
+use crate::table::State;
 
 /// How messages describe bytes that differ from those written.
 pub(crate) const WRONG: &str = "the wrong checksum";
@@ -78,6 +79,17 @@ impl Pace {
 }
 
 impl Core {
+    /// Refuses a file that is empty only as far as this machine knows: nobody would ask for its bytes.
+    pub(crate) fn check_emptiness(&self, ino: Ino, state: &State) -> Result<()> {
+        let is_empty = state.node.size == 0 && matches!(state.node.content, Content::Blob(_));
+        if !is_empty || !self.content.may_be_staged_elsewhere() {
+            return Ok(());
+        }
+        let blob = self.blob_of(ino, state)?;
+        blob.read_at(&mut [0], 0)
+            .map_err(|error| unreadable(ino, &**blob, 0..1, error))
+    }
+
     /// The blobs that verify their content, each with the files that have it.
     fn files_in_blobs(&self) -> Result<BTreeMap<Place, Vec<Ino>>> {
         let mut files: BTreeMap<Place, Vec<Ino>> = BTreeMap::new();
@@ -111,7 +123,11 @@ impl Core {
         };
         let mut done = 0;
         for (place, users) in files {
-            let Ok(blob) = self.content.open(place) else { continue };
+            // Blobs that are not to be had as a whole are findings of their own.
+            let blob = self.content.open(place).ok();
+            let Some(blob) = blob.filter(|blob| !blob.is_staged_elsewhere()) else {
+                continue;
+            };
             let mut damaged = DataDamage::default();
             let mut at = 0;
             while let Some(from) = blob.next_data(at)?.filter(|&from| from < blob.valid_len()) {

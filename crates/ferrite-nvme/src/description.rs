@@ -14,7 +14,7 @@ use ferrite_pm::holder;
 use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
 use rustix::fs::{CWD, FlockOperation, RenameFlags};
 
-use crate::config::{Config, DataPlace};
+use crate::config::{Config, Data, DataPlace};
 use crate::device::as_data;
 use crate::refusal::{Result, invalid, medium, refuse};
 
@@ -104,23 +104,71 @@ impl Description {
 
     /// The text with one more device, which leaves all that users wrote as it is, where possible.
     pub(crate) fn with_device(&self, config: &Config, device: &Path) -> Result<String> {
-        let mut wanted = config.clone();
-        match &mut wanted.data {
-            DataPlace::Devices(devices) => devices.push(as_data(device)),
-            DataPlace::Rados(_) => return Err(no_devices(&self.given)),
-        }
         let name = toml::Value::from(device.to_string_lossy().as_ref());
-        let gap = match self.text.ends_with('\n') {
-            true => "",
-            false => "\n",
-        };
+        let gap = if self.text.ends_with('\n') { "" } else { "\n" };
         let text = format!("{}{gap}\n[[data]]\ndevice = {name}\n", self.text);
+        self.changed(config, config.devices().len(), as_data(device), text)
+    }
+
+    /// The text in which a device was removed, and its place is free.
+    pub(crate) fn without_device(&self, config: &Config, index: usize) -> Result<String> {
+        let text = in_table(&self.text, index, "removed = true");
+        self.changed(config, index, Data::removed(), text)
+    }
+
+    /// That nobody has written the file since it was opened.
+    ///
+    /// # Errors
+    /// Somebody has; errors of the medium.
+    pub(crate) fn check_unchanged(&self) -> Result<()> {
+        let text = std::fs::read_to_string(&self.given);
+        match text.map_err(|error| medium(&self.given, &error))? == self.text {
+            true => Ok(()),
+            false => {
+                let text = format!("{}: it was changed meanwhile; repeat the command", self.given.display());
+                Err(invalid(text).with_name_in_text())
+            }
+        }
+    }
+
+    /// A text with which the device at a place is another: `text`, which leaves all that users wrote as it is, if it
+    /// says so.
+    fn changed(&self, config: &Config, index: usize, data: Data, text: String) -> Result<String> {
+        let mut wanted = config.clone();
+        let DataPlace::Devices(devices) = &mut wanted.data else {
+            return Err(no_devices(&self.given));
+        };
+        match devices.get_mut(index) {
+            Some(device) => *device = data,
+            None => devices.push(data),
+        }
         match parse(&self.given, &text) {
             Ok(found) if found == wanted => Ok(text),
             // Its devices are in one list, for example.
             _ => checked(&self.given, &wanted),
         }
     }
+}
+
+/// The text with a line in place of those of the table `[[data]]` with this number; comments stay.
+fn in_table(text: &str, index: usize, line: &str) -> String {
+    let (mut tables, mut is_inside) = (0, false);
+    let mut lines: Vec<&str> = Vec::new();
+    for old in text.lines() {
+        let bare = old.trim();
+        if bare.starts_with('[') {
+            let is_data = bare.starts_with("[[data]]");
+            is_inside = is_data && tables == index;
+            tables += usize::from(is_data);
+            lines.push(old);
+            if is_inside {
+                lines.push(line);
+            }
+        } else if !is_inside || bare.is_empty() || bare.starts_with('#') {
+            lines.push(old);
+        }
+    }
+    lines.join("\n") + "\n"
 }
 
 fn parse(path: &Path, text: &str) -> Result<Config> {
@@ -131,7 +179,7 @@ fn parse(path: &Path, text: &str) -> Result<Config> {
 /// The refusal to give a pool a device that has none.
 pub(crate) fn no_devices(path: &Path) -> VolumeError {
     let text = format!(
-        "{}: its content is in Ceph, which grows by OSDs; no device can be added",
+        "{}: its content is in S3, or in Ceph, which grows by OSDs; no device can be added",
         path.display()
     );
     invalid(text).with_name_in_text()
@@ -277,6 +325,30 @@ mod tests {
         assert!(std::fs::read_to_string(&path).unwrap().starts_with(TEXT));
         let (_dir, path) = described("data = [{ device = 'a' }]\n[metadata]\ndirectory = 'm'\n");
         assert_eq!(add(&path, "/b").devices().len(), 2);
+    }
+
+    /// So does it when one is removed, and when another is added then.
+    #[test]
+    fn a_device_is_removed_and_comments_stay() {
+        let text = "# mine\n[[data]] # slow\n# old\ndevice = 'a'\nwhole_pages = true\n\n[[data]]\ndevice = 'b'\n\
+                    [metadata]\ndirectory = 'm'\n";
+        let (_dir, path) = described(text);
+        let old = Description::open(&path, Share::Inspect).unwrap();
+        let config = old.config().unwrap();
+        let without = old.without_device(&config, 0).unwrap();
+        let wanted = "# mine\n[[data]] # slow\nremoved = true\n# old\n\n[[data]]\ndevice = 'b'\n\
+                      [metadata]\ndirectory = 'm'\n";
+        assert_eq!(without, wanted);
+        let (_dir, path) = described(&without);
+        let old = Description::open(&path, Share::Inspect).unwrap();
+        let config = old.config().unwrap();
+        assert_eq!(config.present().map(|(number, _)| number).collect::<Vec<_>>(), [1]);
+        let with = old.with_device(&config, Path::new("/c")).unwrap();
+        assert_eq!(with, format!("{wanted}\n[[data]]\ndevice = \"/c\"\n"));
+        let (_dir, path) = described("data = [{ device = 'a' }, { device = 'b' }]\n[metadata]\ndirectory = 'm'\n");
+        let old = Description::open(&path, Share::Inspect).unwrap();
+        let without = old.without_device(&old.config().unwrap(), 1).unwrap();
+        assert!(parse(&path, &without).unwrap().devices()[1].removed, "{without}");
     }
 
     /// A crash before the new one has its name leaves the old one, and a harmless file beside it.

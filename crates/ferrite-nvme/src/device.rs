@@ -57,6 +57,6 @@ pub(crate) fn device(data: &Data, reactor: &Arc<Reactor>, read_only: bool) -> Re
 pub(crate) fn as_data(path: &Path) -> Data {
     Data {
         device: path.to_path_buf(),
-        whole_pages: None,
+        ..Data::default()
     }
 }

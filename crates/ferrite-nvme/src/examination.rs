@@ -1,4 +1,4 @@
-//! Whether the servers of a pool will do: its database, and its cluster.
+//! Whether the servers of a pool will do: its database, its cluster, its bucket with the log in front of it.
 //!
 //! Contents: [`examine`], with its [`PoolCheck`]s. The servers are asked and judged; nothing of the pool is taken or
 //! changed, so a pool in use may be examined. Every wait is bounded: two minutes at most if nothing answers.
@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
 
-use crate::config::Config;
+use crate::config::{Config, S3, Tier};
 use crate::refusal::{Result, invalid, medium, refuse};
+use crate::s3;
 
 #[cfg(feature = "rados")]
 mod cluster;
@@ -48,7 +49,6 @@ pub struct PoolCheck {
     pub mend: Option<String>,
 }
 
-#[cfg(any(feature = "postgres", feature = "rados"))]
 impl PoolCheck {
     fn good(name: &'static str, found: impl Into<String>) -> PoolCheck {
         PoolCheck {
@@ -78,18 +78,52 @@ pub fn examine(path: &Path) -> Result<Vec<PoolCheck>> {
     let base = path.parent().unwrap_or(Path::new("."));
     let config = Config::parse(&text, base)
         .map_err(|error| invalid(format!("{}: {error}", path.display())).with_name_in_text())?;
-    if config.metadata.postgres.is_none() {
+    if config.metadata.postgres.is_none() && config.s3().is_none() {
         let text = format!(
             "{}: the pool is on this machine alone, without a server to look at; `ferrite fsck` checks the pool",
             path.display()
         );
         return Err(invalid(text).with_name_in_text());
     }
-    let mut checks = of_database(&config)?;
+    let mut checks = Vec::new();
+    if config.metadata.postgres.is_some() {
+        checks.extend(of_database(&config)?);
+    }
     if config.rados().is_some() {
         checks.extend(of_cluster(&config)?);
     }
+    if let Some(s3) = config.s3() {
+        checks.push(of_bucket(s3));
+    }
+    checks.extend(config.tier.as_ref().map(of_tier));
     Ok(checks)
+}
+
+/// Whether the device of the log in front of a bucket is there.
+fn of_tier(tier: &Tier) -> PoolCheck {
+    let device = tier.device.display();
+    match (tier.device.exists(), tier.size) {
+        (true, _) => PoolCheck::good("tier", format!("{device} is there")),
+        (false, Some(_)) => PoolCheck::good("tier", format!("{device} is made at the next opening")),
+        (false, None) => {
+            let mend = "attach it; without `[tier]` the pool can be opened, and what it alone has cannot be read";
+            PoolCheck::not("tier", Verdict::Bad, format!("{device} is not there"), mend)
+        }
+    }
+}
+
+/// Whether the bucket of a pool answers, and has its content.
+fn of_bucket(s3: &S3) -> PoolCheck {
+    match s3::look(s3) {
+        Ok(found) => PoolCheck::good("bucket", format!("{} answers: {found}", s3.address)),
+        Err(error) => {
+            let mend = format!(
+                "make {} be there for this process; docs/s3.md has the settings",
+                s3.address
+            );
+            PoolCheck::not("bucket", Verdict::Bad, error.to_string(), mend)
+        }
+    }
 }
 
 #[cfg(feature = "postgres")]

@@ -1,12 +1,13 @@
 //! The engine behind the trait: dispatch of each call, with the answers that tokens repeat.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{
-    Attr, BadArgument, Ctx, DirEntry, FileKind, FileSystem, FsError, Ino, Limits, NewFile, NewNode, OpenFile, OpenMode,
-    Opened, Outcome, PATH_MAX, RenameMode, Result, SNAPSHOTS_NAME, SetAttr, StatFs, XattrMode,
+    Attr, BadArgument, Ctx, DirEntry, FLAGS_XATTR, FileKind, FileSystem, FsError, Ino, InodeFlags, Limits, NewFile,
+    NewNode, OpenFile, OpenMode, Opened, Outcome, PATH_MAX, QUOTA_XATTR, RenameMode, Result, SNAPSHOTS_NAME, SetAttr,
+    StatFs, XattrMode,
 };
 
 use crate::FILE_BYTES_MAX;
@@ -18,6 +19,8 @@ use crate::rights::Wanted;
 
 /// Number of inodes that a pool reports as its capacity. It is no limit: nodes take space of the metadata store only.
 const INODES_MAX: u64 = 1 << 40;
+/// How long a call for the free space waits for what was removed before.
+const DELETES_FOR_STATFS: Duration = Duration::from_millis(500);
 /// Names that a listing reads at once.
 const NAMES_AT_ONCE: usize = 256;
 
@@ -37,6 +40,20 @@ fn kept(attr: Attr) -> Outcome {
 }
 
 impl NvmeFs {
+    /// Removed blobs count as free, so they are deleted first. A removed tree may have left very many: then some of
+    /// their space counts later.
+    fn delete_removed_for_statfs(&self) {
+        let start = Instant::now();
+        while self.0.housekeeper.deletes() && start.elapsed() < DELETES_FOR_STATFS {
+            let Some(_inside) = self.0.freeze_barrier.try_enter() else {
+                return;
+            };
+            if self.0.delete_some_removed().is_err() {
+                return;
+            }
+        }
+    }
+
     /// Attributes that a token kept, for a caller who may want a pin.
     fn attr_again(&self, ctx: &Ctx, outcome: Outcome) -> Result<Attr> {
         let Outcome::Attr(attr) = outcome else {
@@ -118,7 +135,8 @@ impl FileSystem for NvmeFs {
         let mut limits = Limits::local(of_content.atomic_write_bytes, FILE_BYTES_MAX, of_content.durability);
         limits.durable_operations = of_content.is_durable_at_once;
         limits.may_block = true;
-        limits.submits = true;
+        // Workers for submitted transfers are few, and a store elsewhere may keep them waiting for minutes.
+        limits.submits = of_content.is_durable_at_once;
         limits.whole_write_bytes = FILE_BYTES_MAX;
         limits.dedup_slots = DEDUP_SLOTS;
         limits.validity = Duration::MAX;
@@ -131,12 +149,8 @@ impl FileSystem for NvmeFs {
 
     fn statfs(&self, _: &Ctx) -> Result<StatFs> {
         self.0.check_open()?;
-        if self.0.housekeeper.deletes()
-            && !self.0.is_read_only
-            && let Some(_inside) = self.0.freeze_barrier.try_enter()
-        {
-            // Removed blobs count as free, so delete them first.
-            let _ = self.0.reclaim();
+        if !self.0.is_read_only {
+            self.delete_removed_for_statfs();
         }
         let capacity = capacity(&*self.0.content);
         // The unit in which long files get space and have holes.
@@ -341,10 +355,23 @@ impl FileSystem for NvmeFs {
 
     fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         self.0.check_open()?;
-        self.0.getxattr(ctx, ino, name)
+        match name {
+            QUOTA_XATTR => self.0.quota_text(ino),
+            FLAGS_XATTR => Ok(self.0.pin(ino)?.read()?.node.flags.to_string().into_bytes()),
+            _ => self.0.getxattr(ctx, ino, name),
+        }
     }
 
     fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        if name == QUOTA_XATTR {
+            return self
+                .0
+                .change_alone(ctx, done, |step| self.0.set_quota(ctx, step, ino, value));
+        }
+        if name == FLAGS_XATTR {
+            let flags = InodeFlags::parse(value)?;
+            return self.0.change(ctx, done, |step| self.0.set_flags(ctx, step, ino, flags));
+        }
         self.0
             .change(ctx, done, |step| self.0.setxattr(ctx, step, ino, (name, value), mode))
     }
@@ -355,6 +382,15 @@ impl FileSystem for NvmeFs {
     }
 
     fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()> {
+        if name == QUOTA_XATTR {
+            return self
+                .0
+                .change_alone(ctx, done, |step| self.0.remove_quota(ctx, step, ino));
+        }
+        if name == FLAGS_XATTR {
+            let flags = InodeFlags::NONE;
+            return self.0.change(ctx, done, |step| self.0.set_flags(ctx, step, ino, flags));
+        }
         self.0
             .change(ctx, done, |step| self.0.removexattr(ctx, step, ino, name))
     }
@@ -370,9 +406,10 @@ impl FileSystem for NvmeFs {
         if self.0.is_read_only {
             return Ok(());
         }
-        // While the barrier is shut, times wait; everything else is durable anyway.
+        // While the barrier is shut, times wait.
         let Some(_inside) = self.0.freeze_barrier.try_enter() else {
-            return Ok(());
+            self.0.content.sync()?;
+            return Ok(self.0.meta.sync()?);
         };
         self.0.reclaim()?;
         self.0.content.sync()?;

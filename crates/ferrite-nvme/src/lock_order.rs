@@ -40,6 +40,8 @@ ferrite_checks::ranks! {
     FreezeBarrier = 140;
     /// Inodes whose blobs may know more.
     Behind = 150;
+    /// The usage that quotas count: a step reserves it.
+    Quotas = 155;
     /// Why changes have stopped.
     Failure = 160;
 }

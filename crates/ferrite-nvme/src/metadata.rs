@@ -165,6 +165,20 @@ pub(crate) fn open_database(config: &Config, owner: Option<&Owner>) -> Result<Bo
     database::open(config, owner)
 }
 
+/// Takes a volume of the database that is to be replaced, so that no other server owns it meanwhile. `None`: the
+/// database has no such volume.
+///
+/// # Errors
+/// Another server owns it; errors of the database.
+#[cfg(any(feature = "rados", feature = "s3"))]
+pub(crate) fn existing_database(config: &Config) -> Result<Option<Box<dyn MetaStore>>> {
+    match open_database(config, None) {
+        Ok(store) => Ok(Some(store)),
+        Err(error) if *error.kind() == VolumeErrorKind::Foreign => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Reads metadata in a database, whoever owns it, and changes nothing.
 ///
 /// # Errors

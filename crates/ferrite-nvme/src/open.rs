@@ -19,7 +19,7 @@ use ferrite_checks::ranked::{Mutex, RwLock};
 use ferrite_meta::MetaStore;
 use ferrite_vfs::locks::LockTable;
 use ferrite_vfs::workers::Workers;
-use ferrite_vfs::{FileKind, FsError, Ino, Outcome, ROOT_INO, Result};
+use ferrite_vfs::{FileKind, FsError, Ino, InodeFlags, Outcome, ROOT_INO, Result};
 
 use crate::blobs::MadeBlobs;
 use crate::check::Report;
@@ -33,6 +33,7 @@ use crate::freeze_barrier::FreezeBarrier;
 use crate::fs::NvmeFs;
 use crate::housekeeper::Housekeeper;
 use crate::owner::Owner;
+use crate::quotas::Quotas;
 use crate::reclaim;
 use crate::repair::Repaired;
 use crate::small::SMALL_BYTES_MAX;
@@ -134,6 +135,7 @@ pub(crate) fn format_for(
         small_bytes: 0,
         is_clean: true,
         has_unique_ids,
+        removed: Vec::new(),
     };
     let mut txn = meta.begin();
     txn.put(&key::node(ROOT_INO), &root.encode())?;
@@ -162,6 +164,8 @@ pub(crate) fn empty_root(uid: u32, gid: u32) -> Node {
         has_xattrs: false,
         is_nameless: false,
         marks: Marks::default(),
+        quota: 0,
+        flags: InodeFlags::NONE,
         content: Content::Inline(Vec::new()),
     }
 }
@@ -218,6 +222,7 @@ pub fn assemble_with(meta: Box<dyn MetaStore>, content: Box<dyn ContentStore>, o
         workers,
         finishers,
         unfinished: Unfinished::new(),
+        quotas: Quotas::default(),
         next_ino: Mutex::new(record.next_ino),
         inodes: AtomicU64::new(record.inodes),
         small_files: AtomicU64::new(record.small_files),
@@ -243,6 +248,8 @@ pub fn assemble_with(meta: Box<dyn MetaStore>, content: Box<dyn ContentStore>, o
             core.free_orphans()?;
         }
         reclaim::start(&core).map_err(|error| FsError::Io(format!("no thread for housekeeping: {error}")))?;
+    } else if !core.is_owned_elsewhere() {
+        core.load_quotas(core.keeps_counts(was_clean)?)?;
     }
     core.count_for_look(was_clean)?;
     Ok(NvmeFs(Owner::of(core)))
@@ -326,11 +333,13 @@ impl Core {
         // A crash after this needs recovery, and no later opening has this epoch, which content may carry from now on.
         self.put_pool(&opened)?;
         *self.pool.lock() = opened;
+        let keeps_counts = self.keeps_counts(was_clean)?;
         self.fence_and_recover(guard)?;
-        match was_clean {
-            true => Ok(()),
-            false => self.count_inodes(),
+        if !was_clean {
+            self.count_inodes()?;
         }
+        self.drop_ended_quotas()?;
+        self.load_quotas(keeps_counts)
     }
 
     /// Changes that earlier owners have under way must not come after the recovery has looked.
@@ -415,6 +424,10 @@ impl Core {
                 && !node.marks.is_shared
             {
                 let blob = self.content.open(place)?;
+                if blob.is_staged_elsewhere() {
+                    // The record stays for the opening that has its changes.
+                    return Err(FsError::Io("it has changes that are staged elsewhere".into()));
+                }
                 match Tail::decode(&blob.tail()?) {
                     Some(tail) if tail.ino == ino && tail.change > node.change => tail.update(&mut node),
                     tail => {
@@ -504,6 +517,8 @@ impl Core {
         drop(pinned);
         tracing::debug!(inodes = busy.len(), "inodes stored at the end");
         self.delete_blobs(&self.made_blobs.take_all())?;
+        self.content.sync()?;
+        self.keep_quotas()?;
         let next_ino = self.next_ino.lock();
         let mut pool = self.pool.lock();
         let record = PoolRecord {

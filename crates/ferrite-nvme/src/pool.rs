@@ -15,15 +15,19 @@ use ferrite_blob::device::uring::{Reactor, Uring};
 use ferrite_blob::{BlobStore, FormatOptions, Identity};
 use ferrite_meta::{MetaStore, ShardStatus};
 use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
+use ferrite_vfs::{FsError, SpaceOf};
 
 use crate::ceph;
 use crate::config::{Config, Data};
+use crate::content_store::LocalContent;
 use crate::description::{self, Description, Draft, Share};
 use crate::device::{as_data, device, of_store, random, reactor};
+use crate::format::pool::PoolRecord;
 use crate::fs::NvmeFs;
 use crate::metadata::{self, METADATA_INDEX, Opening};
 use crate::open::{self, Options};
-use crate::refusal::{Result, invalid, of_fs, refuse};
+use crate::refusal::{self, Result, invalid, of_fs, refuse};
+use crate::s3;
 
 /// How a pool on devices is made.
 #[derive(Debug, Clone, Default)]
@@ -46,11 +50,13 @@ pub(crate) struct Parts {
     pub(crate) stores: Vec<Option<BlobStore>>,
     /// Its content in Ceph, if it is there.
     pub(crate) ceph: Option<ceph::Content>,
+    /// Its content in S3, if it is there.
+    pub(crate) s3: Option<s3::Content>,
     pub(crate) config: Config,
     /// For a look: the server that owned the pool when it was opened.
     pub(crate) owned_by: Option<ShardStatus>,
     /// Locked as long as the pool is open.
-    _description: Description,
+    description: Description,
 }
 
 /// Opens a device for a new store. A missing file is created. A device that names `ours` as its owner was prepared for
@@ -110,8 +116,16 @@ pub fn make_described(path: &Path, config: &Config, options: &MakeOptions) -> Re
 /// Makes a pool without its description.
 fn prepare(config: &Config, options: &MakeOptions) -> Result<()> {
     if let Some(rados) = config.rados() {
-        check_options_of_ceph(config, options)?;
+        check_options_elsewhere(config, options)?;
         return ceph::make(config, rados, options.force, options.owner);
+    }
+    if let Some(s3) = config.s3() {
+        check_options_elsewhere(config, options)?;
+        return s3::make(config, s3, options.force, options.owner);
+    }
+    if config.present().count() < config.devices().len() {
+        let text = "`removed` is for devices that a pool had; leave them out of a new one";
+        return Err(invalid(text.into()));
     }
     let reactor = reactor(config)?;
     let devices: Vec<Uring> = config
@@ -155,12 +169,14 @@ fn prepare(config: &Config, options: &MakeOptions) -> Result<()> {
     store.close().map_err(|error| metadata::of_meta(&place, &error))
 }
 
-/// Refuses options that have no meaning for content in Ceph.
-fn check_options_of_ceph(config: &Config, options: &MakeOptions) -> Result<()> {
-    let why = match (options.size_bytes, options.data_checksum) {
-        (Some(_), _) => "--size is for files and devices; a quota of the pool of Ceph limits content there",
-        (None, true) => "--data-checksum is for devices; the OSDs of Ceph keep checksums of their own",
-        (None, false) => return Ok(()),
+/// Refuses options that have no meaning for content in Ceph or S3.
+fn check_options_elsewhere(config: &Config, options: &MakeOptions) -> Result<()> {
+    let why = match (options.size_bytes, options.data_checksum, config.s3()) {
+        (Some(_), _, None) => "--size is for files and devices; a quota of the pool of Ceph limits content there",
+        (Some(_), _, Some(_)) => "--size is for files and devices; `ferrite quota` limits content in S3",
+        (None, true, None) => "--data-checksum is for devices; the OSDs of Ceph keep checksums of their own",
+        (None, true, Some(_)) => "--data-checksum is for devices; content in S3 always has checksums",
+        (None, false, _) => return Ok(()),
     };
     Err(invalid(format!("{}: {why}", config.content_place())).with_name_in_text())
 }
@@ -175,7 +191,7 @@ fn check_options_of_ceph(config: &Config, options: &MakeOptions) -> Result<()> {
 pub fn add(path: &Path, device: &Path, options: &MakeOptions) -> Result<()> {
     let old = Description::open(path, Share::Alone)?;
     let config = old.config()?;
-    if config.rados().is_some() {
+    if !config.has_devices() {
         return Err(description::no_devices(path));
     }
     let reactor = reactor(&config)?;
@@ -225,9 +241,72 @@ pub fn add(path: &Path, device: &Path, options: &MakeOptions) -> Result<()> {
     Draft::begin(path)?.place(&text, Some(&old)).map(drop)
 }
 
+/// Removes a device from a pool that is closed: its content moves to the others, and then the description has it no
+/// more, and keeps its place free. `show` gets the bytes moved so far and in all. Returns how many files were moved.
+/// Durable when it returns; after a crash or failure in between the pool is whole, with a part of the content moved,
+/// and the device can be removed again.
+///
+/// # Errors
+/// It is no device of the pool, its last one, or not available; the others have no space for its content; content that
+/// cannot be read, whose file is named; errors of the media.
+pub fn remove(path: &Path, device: &Path, show: &mut dyn FnMut(u64, u64)) -> Result<u64> {
+    let path = &std::path::absolute(path).map_err(|error| refusal::medium(path, error))?;
+    let number = number_of(path, device)?;
+    let parts = open_with(path, Options::default(), true)?;
+    let index = usize::from(number);
+    let described = parts.description.config()?;
+    let is_named = |data: &Data| same_device(&data.device, device);
+    // A removal that was cut off at its end has to change the description alone.
+    let is_removed = parts.config.devices().get(index).is_none_or(|data| data.removed);
+    let is_there = parts.stores.get(index).is_some_and(Option::is_some);
+    let refusal = match () {
+        () if !described.devices().get(index).is_some_and(is_named) => Some("the pool's file was changed meanwhile"),
+        () if is_removed => None,
+        () if parts.config.present().count() == 1 => Some("it is the pool's last data device; add another one first"),
+        () if !is_there => Some("it is not available, so nothing can be moved off it"),
+        () => None,
+    };
+    let text = parts.description.without_device(&described, index);
+    let moved = match is_removed || refusal.is_some() || text.is_err() {
+        true => Ok(0),
+        false => parts.fs.0.evacuate(number, show),
+    };
+    let closed = parts.fs.close();
+    if let Some(why) = refusal {
+        return Err(invalid(format!("{}: {why}", device.display())).with_name_in_text());
+    }
+    let text = text?;
+    let moved = moved.and_then(|moved| closed.map(|()| moved));
+    let moved = moved.map_err(|error| match error {
+        FsError::NoSpace(SpaceOf::Blocks) => {
+            let text = format!("{}: the other devices have no space for its content", device.display());
+            refuse(VolumeErrorKind::Medium, text).with_name_in_text()
+        }
+        error => of_fs(&path.display().to_string(), &error),
+    })?;
+    // The pool is still locked.
+    parts.description.check_unchanged()?;
+    Draft::begin(path)?.place(&text, Some(&parts.description))?;
+    Ok(moved)
+}
+
+/// The number of a data device of a pool, which is not opened for that.
+///
+/// # Errors
+/// The pool has no such device.
+pub fn number_of(path: &Path, device: &Path) -> Result<u16> {
+    let path = &std::path::absolute(path).map_err(|error| refusal::medium(path, error))?;
+    let config = Description::open(path, Share::Inspect)?.config()?;
+    let found = config.present().find(|(_, data)| same_device(&data.device, device));
+    found.map(|(number, _)| number).ok_or_else(|| {
+        let text = format!("{}: it is no data device of this pool", device.display());
+        invalid(text).with_name_in_text()
+    })
+}
+
 /// Whether data in a pool has checksums: one of its devices says so.
 fn has_checksums(config: &Config, reactor: &Arc<Reactor>, pool: [u8; 16]) -> bool {
-    config.devices().iter().any(|data| {
+    config.present().any(|(_, data)| {
         let found = device(data, reactor, true).and_then(|device| BlobStore::identify(&device).map_err(of_store));
         matches!(found, Ok(Some(found)) if found.pool == pool && found.has_checksums)
     })
@@ -251,6 +330,11 @@ fn too_few(path: &Path, has: usize, named: usize) -> VolumeError {
 /// # Errors
 /// Parts that are missing, in use, another pool's or in another's place; damage; errors of the media.
 pub(crate) fn open(path: &Path, options: Options) -> Result<Parts> {
+    open_with(path, options, false)
+}
+
+/// The same. If `alone`, servers that stand by for a pool in a database keep it from being opened.
+fn open_with(path: &Path, options: Options, alone: bool) -> Result<Parts> {
     let opening = match (options.read_only, options.look) {
         (true, true) => Opening::Look,
         (true, false) => Opening::Inspect,
@@ -259,7 +343,7 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Parts> {
     let mut description = Description::open(path, Share::Inspect)?;
     let mut config = description.config()?;
     // A database knows who owns the pool; standbys read the same file.
-    if !options.read_only && config.metadata.postgres.is_none() {
+    if !options.read_only && (alone || config.metadata.postgres.is_none()) {
         drop(description);
         description = Description::open(path, Share::Alone)?;
         config = description.config()?;
@@ -270,17 +354,35 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Parts> {
             return look_at_owned(path, store, (config, description), owner, options);
         }
     }
-    if let Some(rados) = config.rados() {
-        let (fs, content) = ceph::open(&config, rados, options)?;
-        return Ok(Parts {
-            fs,
-            stores: Vec::new(),
-            ceph: Some(content),
-            config,
-            owned_by: None,
-            _description: description,
-        });
-    }
+    let (fs, ceph, s3) = match (config.rados(), config.s3()) {
+        (Some(rados), _) => {
+            let (fs, content) = ceph::open(&config, rados, options)?;
+            (fs, Some(content), None)
+        }
+        (None, Some(s3)) => {
+            let (fs, content) = s3::open(&config, s3, opening, options)?;
+            (fs, None, Some(content))
+        }
+        (None, None) => return open_on_devices(path, (config, description), opening, options),
+    };
+    Ok(Parts {
+        fs,
+        stores: Vec::new(),
+        ceph,
+        s3,
+        config,
+        owned_by: None,
+        description,
+    })
+}
+
+/// Opens a pool whose content is on devices.
+fn open_on_devices(
+    path: &Path,
+    (config, description): (Config, Description),
+    opening: Opening,
+    options: Options,
+) -> Result<Parts> {
     let reactor = reactor(&config)?;
     let store = metadata::open_as(&config, &reactor, opening, options.owner.as_ref())?;
     let record = open::read_record(&*store).map_err(|error| of_fs(&config.metadata_place(), &error))?;
@@ -288,8 +390,13 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Parts> {
     if named < has {
         return Err(too_few(path, has, named));
     }
+    let config = without_removed(path, config, &record)?;
     let mut stores = Vec::new();
     for (index, data) in config.devices().iter().enumerate() {
+        if data.removed {
+            stores.push(None);
+            continue;
+        }
         match data_store(data, &reactor, record.uuid, index, options.read_only) {
             Ok(store) => stores.push(Some(store)),
             Err(error) if index < has && config.degraded && *error.kind() != VolumeErrorKind::Foreign => {
@@ -303,16 +410,36 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Parts> {
         small_bytes_max: config.metadata.small_files,
         ..options
     };
-    let fs =
-        open::assemble(store, stores.clone(), options).map_err(|error| of_fs(&path.display().to_string(), &error))?;
+    let content = LocalContent::new(stores.clone()).without(config.removed());
+    let fs = open::assemble_with(store, Box::new(content), options)
+        .map_err(|error| of_fs(&path.display().to_string(), &error))?;
     Ok(Parts {
         fs,
         stores,
         ceph: None,
+        s3: None,
         config,
         owned_by: None,
-        _description: description,
+        description,
     })
+}
+
+/// The configuration without the devices that were removed, as the metadata knows them: a removal that was cut off, or
+/// another copy of the file, may still name them.
+fn without_removed(path: &Path, config: Config, record: &PoolRecord) -> Result<Config> {
+    let unknown = config.removed().find(|number| !record.removed.contains(number));
+    match unknown {
+        None => Ok(config.without(&record.removed)),
+        Some(number) => {
+            let text = format!(
+                "{}: it says that data device number {} was removed, and the pool still has it; `ferrite resize \
+                 --remove` takes a device out of a pool, and `degraded = true` opens one without a missing device",
+                path.display(),
+                number + 1
+            );
+            Err(invalid(text).with_name_in_text())
+        }
+    }
 }
 
 /// Looks at a pool that a server owns: at its metadata alone. The owner changes the content, and may have it locked.
@@ -331,9 +458,10 @@ fn look_at_owned(
         fs,
         stores,
         ceph: None,
+        s3: None,
         config,
         owned_by: Some(owner),
-        _description: description,
+        description,
     })
 }
 

@@ -8,9 +8,9 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use ferrite_vfs::{FsError, Outcome, Result};
+use ferrite_vfs::{FsError, Ino, Outcome, Result};
 
-use crate::content_store::Place;
+use crate::content_store::{Blob, Place};
 use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::Node;
@@ -51,6 +51,7 @@ fn run(weak: &Weak<Core>) {
                 continue;
             }
         }
+        core.settle_waiting();
         let reclaimed = {
             let _inside = core.freeze_barrier.enter();
             core.reclaim_some().inspect_err(|_| core.check_owned())
@@ -83,6 +84,7 @@ impl Core {
     }
 
     fn store_waiting(self: &Arc<Core>) -> Result<()> {
+        self.settle_waiting();
         let _storing = self.housekeeper.storing.lock();
         let mut inodes = std::mem::take(&mut self.housekeeper.queue.lock().inodes);
         inodes.sort_unstable();
@@ -104,7 +106,7 @@ impl Core {
 
     /// Frees the inodes without a name that had to wait. Its last pin frees one; it waits again if changes are held
     /// back again.
-    fn free_waiting(self: &Arc<Core>) {
+    pub(crate) fn free_waiting(self: &Arc<Core>) {
         // A check waits for those that the housekeeper is freeing.
         let _freeing = self.housekeeper.freeing.lock();
         let orphans = std::mem::take(&mut self.housekeeper.queue.lock().orphans);
@@ -124,7 +126,7 @@ impl Core {
     }
 
     /// Deletes some of them.
-    fn delete_some_removed(&self) -> Result<()> {
+    pub(crate) fn delete_some_removed(&self) -> Result<()> {
         let _deleting = self.housekeeper.deleting.lock();
         let places: Vec<Place> = {
             let places = &mut self.housekeeper.queue.lock().places;
@@ -137,6 +139,11 @@ impl Core {
     /// Stores the nodes of inodes that are behind, by number, which is the order of their keys. If another thread is
     /// changing one of them now, the next thread to unpin it stores it.
     pub(crate) fn store_nodes(&self, inodes: &[InodeRef]) -> Result<()> {
+        for inode in inodes {
+            if let Err(error) = self.settle_unlocked(inode) {
+                tracing::debug!(ino = inode.ino, %error, "content is not durable yet");
+            }
+        }
         for some in inodes.chunks(MANY) {
             let mut step = self.own_step()?;
             let mut stored = Vec::new();
@@ -145,9 +152,10 @@ impl Core {
                 if !(state.is_ahead || inode.live().is_dirty) {
                     continue;
                 }
-                // The node must not be durable before the content that it speaks of.
-                if let Some(Err(error)) = state.blob.get().map(|blob| blob.sync()) {
-                    tracing::warn!(ino = inode.ino, %error, "a file's content could not be made durable");
+                // The node must not be durable before the content that it speaks of. Later changes are
+                // stored later.
+                let is_synced = |blob: &Arc<dyn Blob>| self.content_limits.is_durable_at_once || blob.is_synced();
+                if !state.blob.get().is_none_or(is_synced) {
                     self.check_owned();
                     continue;
                 }
@@ -158,12 +166,85 @@ impl Core {
                 continue;
             }
             step.commit(|| Outcome::Done)?;
+            // A check that counts for quotas meanwhile has read earlier nodes.
+            self.next_change();
             for (inode, mut state, node) in stored {
                 state.is_ahead = false;
                 inode.adopt(&mut state, node);
             }
         }
         Ok(())
+    }
+
+    /// Makes the content durable of which a node that is about to be stored speaks: its size may be ahead of it. Waits
+    /// for stores alone that are not durable at once.
+    pub(crate) fn settle(&self, state: &State) -> Result<()> {
+        match state.blob.get() {
+            Some(blob) if !self.content_limits.is_durable_at_once => Ok(blob.sync()?),
+            _ => Ok(()),
+        }
+    }
+
+    /// The same for an inode of which the caller has no lock: nobody waits for this one meanwhile.
+    fn settle_unlocked(&self, inode: &Inode) -> Result<()> {
+        let blob = inode.try_read().and_then(|state| state.blob.get().cloned());
+        match blob {
+            Some(blob) if !self.content_limits.is_durable_at_once => Ok(blob.sync()?),
+            _ => Ok(()),
+        }
+    }
+
+    /// An inode as memory has it, without a pin: a file that is removed meanwhile goes at once.
+    fn in_memory(&self, ino: Ino) -> Option<Arc<Inode>> {
+        self.table.shard(ino).lock().inodes.get(&ino).cloned()
+    }
+
+    /// Makes the content of inodes that wait for the housekeeper durable, before it keeps anybody waiting.
+    fn settle_waiting(&self) {
+        if self.content_limits.is_durable_at_once {
+            return;
+        }
+        let inodes = self.housekeeper.queue.lock().inodes.clone();
+        for inode in inodes.into_iter().filter_map(|ino| self.in_memory(ino)) {
+            if let Err(error) = self.settle_unlocked(&inode) {
+                tracing::debug!(ino = inode.ino, %error, "content is not durable yet");
+            }
+        }
+    }
+
+    /// Makes all content durable before changes are held back: nobody waits for it then. A failure shows again where it
+    /// counts.
+    pub(crate) fn settle_all(&self) {
+        if !self.content_limits.is_durable_at_once
+            && let Err(error) = self.content.sync()
+        {
+            tracing::debug!(%error, "some content is not durable yet");
+        }
+    }
+
+    /// [`Self::settle`] for the file that a name leads to, before any key is locked. `if_linked`: only if it has other
+    /// names.
+    pub(crate) fn settle_name(&self, parent: Ino, name: &[u8], if_linked: bool) -> Result<()> {
+        if self.content_limits.is_durable_at_once {
+            return Ok(());
+        }
+        // Whatever is wrong with the name, the change itself finds it.
+        let Ok(Some(edge)) = self.find(parent, name) else {
+            return Ok(());
+        };
+        self.settle_inode(edge.ino, if_linked)
+    }
+
+    /// The same for an inode. One that memory does not have is stored.
+    pub(crate) fn settle_inode(&self, ino: Ino, if_linked: bool) -> Result<()> {
+        let Some(inode) = self.in_memory(ino).filter(|_| !self.content_limits.is_durable_at_once) else {
+            return Ok(());
+        };
+        let blob = match inode.read() {
+            Ok(state) if !if_linked || state.node.nlink > 1 => state.blob.get().cloned(),
+            _ => None,
+        };
+        blob.map_or(Ok(()), |blob| Ok(blob.sync()?))
     }
 
     /// Stores the node of an inode that is behind, whose state the caller has exclusively.
@@ -175,6 +256,7 @@ impl Core {
             let mut step = self.own_step()?;
             let node = put_present(&mut step, inode, state)?;
             step.commit(|| Outcome::Done)?;
+            self.next_change();
             state.is_ahead = false;
             inode.adopt(state, node);
         }

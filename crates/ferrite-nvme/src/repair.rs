@@ -18,6 +18,7 @@ use crate::core::{Core, Step};
 use crate::data::Shows;
 use crate::format::key;
 use crate::format::node::{Content, Edge, Marks, Node};
+use crate::format::quota::QuotaRecord;
 use crate::format::tail::Tail;
 use crate::names::New;
 use crate::sharing::encode_sharers;
@@ -55,6 +56,8 @@ impl Core {
                     self.mend(way)?;
                 }
             }
+            self.table.forget_resting();
+            self.load_quotas(false)?;
             let is_done = mendable.is_empty();
             repaired.mended.extend(mendable);
             repaired.after = check()?;
@@ -64,6 +67,7 @@ impl Core {
         }
         self.table.forget_resting();
         self.count_inodes()?;
+        self.content.sync()?;
         Ok(repaired)
     }
 
@@ -99,10 +103,17 @@ impl Core {
             }
             Mend::Found(place) => return self.adopt_blob(*place),
             Mend::Number(ino) => return self.give_number(*ino),
+            // Every pass does, at its end.
+            Mend::Recount => return Ok(()),
             Mend::Tail(ino) => return self.tell_blob(*ino),
             Mend::Store(number) => return Ok(self.content.mend(*number)?),
             _ => {}
         }
+        self.mend_in_one_step(way)
+    }
+
+    /// The same for what takes one step of the metadata.
+    fn mend_in_one_step(&self, way: &Mend) -> Result<()> {
         let mut step = self.own_step()?;
         match way {
             Mend::Drop(key) | Mend::Unname { key, .. } => step.txn.delete(key)?,
@@ -116,6 +127,8 @@ impl Core {
             Mend::Detach(place) => step.txn.put(&key::detached(*place), b"")?,
             Mend::Attach(place) => step.txn.delete(&key::detached(*place))?,
             Mend::Release(ino) => change_node(&mut step, *ino, |node| node.marks.in_snapshot = false)?,
+            Mend::Quota { ino, quota } => change_node(&mut step, *ino, |node| node.quota = *quota)?,
+            Mend::Limits(dir) => step.txn.put(&key::quota(*dir), &QuotaRecord::default().encode())?,
             Mend::Sharers { place, count } => step.txn.put(&key::sharers(*place), &encode_sharers(*count))?,
             Mend::Adopt(_)
             | Mend::Quarantine(_)
@@ -126,6 +139,7 @@ impl Core {
             | Mend::Older(..)
             | Mend::Unlike(_)
             | Mend::Number(_)
+            | Mend::Recount
             | Mend::Tail(_)
             | Mend::Store(_) => {}
         }
@@ -185,6 +199,9 @@ impl Core {
     pub(crate) fn put_lost(&self, step: &mut Step<'_>, dir: Ino, ino: Ino, name: &[u8]) -> Result<()> {
         let slot = self.lock_name(step, dir, name)?;
         let mut node = node_of(step, ino)?;
+        if !node.has_own_quota(ino) {
+            node.quota = node_of(step, dir)?.inherited_quota();
+        }
         let is_shared = node.marks.is_shared;
         node.marks = Marks {
             is_shared,

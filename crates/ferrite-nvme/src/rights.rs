@@ -33,14 +33,14 @@ impl Left {
         self.0.is_some()
     }
 
-    /// Stores it, in the step that stores the node.
-    pub(crate) fn put(&self, step: &mut Step<'_>, ino: Ino) -> Result<()> {
+    /// Stores it, in the step that stores the node, which was `before`.
+    pub(crate) fn put(&self, step: &mut Step<'_>, ino: Ino, before: &Node) -> Result<()> {
         match &self.0 {
-            None => {}
-            Some(left) if left.is_empty() => step.txn.delete(&key::xattrs(ino))?,
-            Some(left) => step.txn.put(&key::xattrs(ino), &encode_xattrs(left))?,
+            None => Ok(()),
+            Some(left) => step
+                .core()
+                .put_xattrs(step, ino, (before.quota, before.has_xattrs), left),
         }
-        Ok(())
     }
 }
 
@@ -135,6 +135,28 @@ impl Core {
         Ok(Left((after != before).then_some(after)))
     }
 
+    /// Puts all extended attributes of an inode that a quota counts, in place of those that it had, if it had any. The
+    /// caller puts the node in the same step.
+    ///
+    /// # Errors
+    /// `OverQuota`; errors of the store.
+    pub(crate) fn put_xattrs(
+        &self,
+        step: &mut Step<'_>,
+        ino: Ino,
+        (quota, had): (Ino, bool),
+        xattrs: &Xattrs,
+    ) -> Result<()> {
+        let before = self.xattr_bytes(ino, quota, had)?;
+        let value = encode_xattrs(xattrs);
+        step.count_xattrs(ino, quota, before, value.len() as u64)?;
+        match xattrs.is_empty() {
+            true => step.txn.delete(&key::xattrs(ino))?,
+            false => step.txn.put(&key::xattrs(ino), &value)?,
+        }
+        Ok(())
+    }
+
     /// All extended attributes of an inode.
     pub(crate) fn xattrs(&self, ino: Ino, node: &Node) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
         if !node.has_xattrs {
@@ -167,7 +189,7 @@ impl Core {
 const LONGEST_SHIFT: u32 = 15;
 
 /// Names and values, with their lengths. Values of 65536 bytes, which 16 bits cannot tell, set a bit of the name's.
-pub(crate) fn encode_xattrs(xattrs: &BTreeMap<Vec<u8>, Vec<u8>>) -> Vec<u8> {
+fn encode_xattrs(xattrs: &BTreeMap<Vec<u8>, Vec<u8>>) -> Vec<u8> {
     let mut value = Vec::new();
     for (name, content) in xattrs {
         let is_longest = content.len() > usize::from(u16::MAX);

@@ -12,7 +12,7 @@
 //!
 //! A check and a repair of the pool do the rest. Invariant: nothing is changed on data devices.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -43,6 +43,8 @@ const KEYS_A_COMMIT: usize = 1000;
 struct Content {
     uuid: Option<[u8; 16]>,
     stores: u16,
+    removed: Vec<u16>,
+    has_devices: bool,
     /// Blobs that hold something, by store.
     full: HashMap<(u16, BlobId), Option<Tail>>,
 }
@@ -115,9 +117,11 @@ impl Content {
         let mut content = Content {
             uuid: None,
             stores: u16::try_from(config.devices().len()).unwrap_or(u16::MAX),
+            removed: config.removed().collect(),
+            has_devices: config.has_devices(),
             full: HashMap::new(),
         };
-        for (number, data) in (0..).zip(config.devices()) {
+        for (number, data) in config.present() {
             if !data.device.exists() && config.degraded {
                 continue;
             }
@@ -164,6 +168,11 @@ impl Content {
                 "the dump has no record of a pool".into(),
             ));
         }
+        if !is_known && !self.has_devices {
+            let text =
+                "the record of the pool is lost, and nothing else says which objects are its own; restore a copy";
+            return Err(ferrite_meta::Error::Corruption(text.into()));
+        }
         let (mut ino, mut change, mut has_root) = (ROOT_INO, 0, false);
         each(store, b'N', &mut |key, value| {
             let number = key::ino_of(key).unwrap_or(0);
@@ -180,7 +189,15 @@ impl Content {
         record.epoch = record.epoch.max((change >> EPOCH_SHIFT).min(EPOCH_MAX)) + 1;
         record.trusted_since = record.epoch + 1;
         record.is_clean = false;
+        // A dump from before a device was removed does not know of that.
+        record.removed.extend_from_slice(&self.removed);
+        record.removed.sort_unstable();
+        record.removed.dedup();
         let mut changes = self.records_to_drop(store)?;
+        match is_dump {
+            true => changes.extend(dead_that_live(store)?),
+            false => changes.extend(slices_to_keep(store)?),
+        }
         if !is_known {
             changes.extend(rehashed(store, &record)?);
         }
@@ -204,6 +221,7 @@ impl Content {
             small_bytes: 0,
             is_clean: false,
             has_unique_ids: false,
+            removed: Vec::new(),
         }
     }
 
@@ -221,6 +239,51 @@ impl Content {
         })?;
         Ok(changes)
     }
+}
+
+/// Drops what would delete content in S3 that is in use: rows of slices and chunks are not of one moment. Objects that
+/// nothing names in the end are found by a comparison with the bucket.
+fn slices_to_keep(store: &dyn MetaStore) -> ferrite_meta::Result<Changes> {
+    let mut changes = Changes::new();
+    let mut blobs = HashSet::new();
+    each(store, b'L', &mut |key, _| {
+        // The place without its first byte, of the row of a chunk.
+        blobs.extend(key.get(1..27).filter(|_| key.len() > 27).map(<[u8]>::to_vec));
+    })?;
+    each(store, b'X', &mut |key, _| {
+        if blobs.contains(&key[1..]) {
+            changes.push((key.to_vec(), None));
+        }
+    })?;
+    for kind in [b'Y', b'Z'] {
+        each(store, kind, &mut |key, _| changes.push((key.to_vec(), None)))?;
+    }
+    Ok(changes)
+}
+
+/// Rows of dead slices that chunks name: a copy of a database that was in use has rows of several moments.
+#[cfg(feature = "s3")]
+fn dead_that_live(store: &dyn MetaStore) -> ferrite_meta::Result<Changes> {
+    let mut dead = HashMap::new();
+    each(store, b'Z', &mut |key, _| {
+        dead.extend(key::dead_slice(key).map(|(id, _)| (id, key.to_vec())));
+    })?;
+    let mut changes = Changes::new();
+    each(store, b'L', &mut |key, value| {
+        let mut map = ferrite_slices::SliceMap::default();
+        if let Some((_, Some(chunk))) = key::blob_row(key)
+            && map.add_chunk(chunk, value).is_some()
+        {
+            let rows = map.slices().filter_map(|(id, _)| dead.remove(&id));
+            changes.extend(rows.map(|row| (row, None)));
+        }
+    })?;
+    Ok(changes)
+}
+
+#[cfg(not(feature = "s3"))]
+fn dead_that_live(_: &dyn MetaStore) -> ferrite_meta::Result<Changes> {
+    Ok(Changes::new())
 }
 
 /// No inode has a larger number, and no pool was opened more often: a larger number is damage.

@@ -39,7 +39,7 @@ pub(crate) fn decode_sharers(value: &[u8]) -> Option<u64> {
 }
 
 /// Copies the content before `end` to an empty blob. Holes stay holes.
-fn copy(from: &dyn Blob, to: &dyn Blob, end: u64) -> content_store::Result<()> {
+pub(crate) fn copy(from: &dyn Blob, to: &dyn Blob, end: u64) -> content_store::Result<()> {
     let end = end.min(from.valid_len());
     let mut buffer = vec![0; end.min(COPY_BYTES) as usize];
     let mut at = 0;

@@ -33,7 +33,8 @@ impl Core {
             return None;
         };
         let node = &state.node;
-        let is_own = matches!(node.content, Content::Blob(_)) && !node.marks.is_shared;
+        let may_change = node.flags.check_write(offset, node.size).is_ok();
+        let is_own = matches!(node.content, Content::Blob(_)) && !node.marks.is_shared && may_change;
         let is_there = is_own && offset.checked_add(len as u64)? <= node.size;
         let keeps_rights = || {
             if node.has_xattrs && !state.lacks_capability {

@@ -13,6 +13,9 @@ use ferrite_vfs::volume::{
 use ferrite_vfs::{FileSystem, FsError, Ino, SYSTEM};
 
 use crate::ceph;
+use crate::config::Data;
+#[cfg(feature = "s3")]
+use crate::config::TierMode;
 use crate::content_store::{self, BlobName};
 use crate::core::Core;
 use crate::format::node::Content;
@@ -22,11 +25,15 @@ use crate::ownership::Answering;
 use crate::ownership_info;
 use crate::pool::{self, Parts};
 use crate::refusal::refuse;
-use crate::{Repaired, Report};
+use crate::s3;
+use crate::{Finding, Repaired, Report};
 
 /// Scheme of the addresses of these pools.
 const SCHEME: &str = "nvme";
 const DURABILITY: &str = "completed operations survive a loss of power";
+/// The same of content in S3.
+const DURABILITY_IN_S3: &str =
+    "completed operations survive the loss of this machine with the metadata; content does, too, after fsync";
 
 /// An open pool.
 pub struct NvmeVolume {
@@ -65,6 +72,12 @@ impl NvmeVolume {
         self.parts.fs.0.meta.statistics()
     }
 
+    /// The bytes and requests of its content in S3, if it is there.
+    #[cfg(feature = "s3")]
+    pub fn s3_usage(&self) -> Option<crate::content_store::SlicesUsage> {
+        self.parts.s3.as_ref().map(s3::Content::usage)
+    }
+
     /// The file that describes it.
     pub fn path(&self) -> &Path {
         &self.path
@@ -79,7 +92,9 @@ impl NvmeVolume {
         if self.parts.fs.0.looks && self.parts.config.metadata.postgres.is_some() {
             return self.parts.fs.0.check_while_it_changes().map_err(failed);
         }
-        self.parts.fs.check().map_err(failed)
+        let mut report = self.parts.fs.check().map_err(failed)?;
+        report.findings.extend(self.staged_elsewhere()?);
+        Ok(report)
     }
 
     /// The same, and mends what can be mended. The pool must be idle.
@@ -87,7 +102,42 @@ impl NvmeVolume {
     /// # Errors
     /// Errors of the stores.
     pub fn repair(&self) -> Result<Repaired, VolumeError> {
-        self.parts.fs.repair().map_err(failed)
+        let mut repaired = self.parts.fs.repair().map_err(failed)?;
+        repaired.after.findings.extend(self.staged_elsewhere()?);
+        Ok(repaired)
+    }
+
+    /// Gives changes up that are in a log which is not here. Returns how many files have lost some. Durable when it
+    /// returns; the pool must be closed next.
+    ///
+    /// # Errors
+    /// Content is not in S3; errors of the metadata store.
+    #[cfg(feature = "s3")]
+    pub fn forget_staged(&self) -> Result<u64, VolumeError> {
+        let Some(content) = &self.parts.s3 else {
+            let text = "only content in S3 has changes that are staged";
+            return Err(refuse(VolumeErrorKind::Invalid, text.into()));
+        };
+        let staged = content.staged_elsewhere().map_err(|error| failed(error.into()))?;
+        let given_up = crate::staged::give_up(&self.parts.fs.0, &staged, |place| content.give_up(place));
+        let files = given_up.map_err(failed)?;
+        content.forget_staged().map_err(|error| failed(error.into()))?;
+        Ok(files)
+    }
+
+    /// Files with changes in a log that is not here.
+    #[cfg(feature = "s3")]
+    fn staged_elsewhere(&self) -> Result<Vec<Finding>, VolumeError> {
+        let Some(content) = &self.parts.s3 else {
+            return Ok(Vec::new());
+        };
+        let staged = content.staged_elsewhere().map_err(|error| failed(error.into()))?;
+        crate::staged::findings(&self.parts.fs.0, &staged).map_err(failed)
+    }
+
+    #[cfg(not(feature = "s3"))]
+    fn staged_elsewhere(&self) -> Result<Vec<Finding>, VolumeError> {
+        Ok(Vec::new())
     }
 
     /// As [`Self::check`], and reads all content that has checksums. `show` gets the bytes read so far and the bytes in
@@ -96,7 +146,10 @@ impl NvmeVolume {
     /// # Errors
     /// Errors of the stores.
     pub fn check_with_data(&self, show: &mut dyn FnMut(u64, u64)) -> Result<Report, VolumeError> {
-        self.parts.fs.check_with_data(None, show).map_err(failed)
+        let mut report = self.parts.fs.check_with_data(None, show).map_err(failed)?;
+        report.findings.extend(self.staged_elsewhere()?);
+        report.findings.extend(self.leaked_objects(false)?);
+        Ok(report)
     }
 
     /// As [`Self::repair`], and moves files whose content is damaged to `lost+found` as they are.
@@ -104,7 +157,10 @@ impl NvmeVolume {
     /// # Errors
     /// Errors of the stores.
     pub fn repair_with_data(&self, show: &mut dyn FnMut(u64, u64)) -> Result<Repaired, VolumeError> {
-        self.parts.fs.repair_with_data(show).map_err(failed)
+        let mut repaired = self.parts.fs.repair_with_data(show).map_err(failed)?;
+        repaired.after.findings.extend(self.staged_elsewhere()?);
+        repaired.mended.extend(self.leaked_objects(true)?);
+        Ok(repaired)
     }
 
     /// Writes a copy of the metadata to a directory that does not exist yet, for [`crate::restore_metadata`]. Returns
@@ -116,16 +172,43 @@ impl NvmeVolume {
         ferrite_meta::dump(&*self.parts.fs.0.meta, to).map_err(|error| of_meta(&to.display().to_string(), &error))
     }
 
+    /// Objects in S3 that belong to nothing, which are deleted if it `repairs`.
+    #[cfg(feature = "s3")]
+    fn leaked_objects(&self, repairs: bool) -> Result<Option<Finding>, VolumeError> {
+        let Some(content) = &self.parts.s3 else { return Ok(None) };
+        let found = content.compare(repairs).map_err(|error| failed(error.into()))?;
+        let (objects, bytes) = found.leaked;
+        let what = || {
+            let place = self.parts.config.content_place();
+            format!(
+                "{place}: {objects} objects with {} belong to nothing",
+                human_bytes(bytes)
+            )
+        };
+        Ok((objects > 0).then(|| Finding::of_objects(what())))
+    }
+
+    #[cfg(not(feature = "s3"))]
+    fn leaked_objects(&self, _repairs: bool) -> Result<Option<Finding>, VolumeError> {
+        Ok(None)
+    }
+
     /// Whether its data has checksums.
     pub fn has_data_checksums(&self) -> bool {
+        if self.parts.config.s3().is_some() {
+            return true;
+        }
         let mut stores = self.parts.stores.iter().flatten();
         stores.any(ferrite_blob::BlobStore::has_checksums)
     }
 
     fn stores(&self) -> Vec<(String, Option<ferrite_blob::BlobStore>)> {
-        let devices = self.parts.config.devices().iter();
-        let devices = devices.map(|data| data.device.display().to_string());
-        devices.zip(self.parts.stores.iter().cloned()).collect()
+        let devices = self.parts.config.present();
+        let with_store = |(number, data): (u16, &Data)| {
+            let store = self.parts.stores.get(usize::from(number)).cloned().flatten();
+            (data.device.display().to_string(), store)
+        };
+        devices.map(with_store).collect()
     }
 
     /// The devices for programs; appends their lines.
@@ -166,6 +249,22 @@ impl NvmeVolume {
     }
 }
 
+fn durability(parts: &Parts) -> &'static str {
+    match parts.config.s3() {
+        Some(_) => DURABILITY_IN_S3,
+        None => DURABILITY,
+    }
+}
+
+/// Where the metadata is, and what keeps it there.
+fn metadata_text(parts: &Parts) -> (String, &'static str) {
+    let place = parts.config.metadata_place();
+    match parts.config.metadata.postgres {
+        Some(_) => (place, "PostgreSQL"),
+        None => (format!("RocksDB in {place}"), "RocksDB"),
+    }
+}
+
 fn small_files_text(core: &Core, files: u64, bytes: u64) -> String {
     format!(
         "{files} with {} in the metadata; files up to {} are",
@@ -182,9 +281,10 @@ fn space_text(parts: &Parts, free_bytes: u64, capacity_bytes: u64) -> String {
 }
 
 fn content_text(parts: &Parts) -> String {
-    match parts.config.rados() {
-        Some(_) => "content in Ceph".into(),
-        None => format!("{} data devices", parts.config.devices().len()),
+    match (parts.config.rados(), parts.config.s3()) {
+        (Some(_), _) => "content in Ceph".into(),
+        (None, Some(_)) => "content in S3".into(),
+        (None, None) => format!("{} data devices", parts.config.present().count()),
     }
 }
 
@@ -218,6 +318,96 @@ fn info_of_ceph(parts: &Parts, lines: &mut Vec<InfoLine>) -> Option<serde_json::
     }))
 }
 
+/// Content in S3 for programs; appends its lines.
+#[cfg(feature = "s3")]
+fn info_of_s3(parts: &Parts, lines: &mut Vec<InfoLine>) -> Option<serde_json::Value> {
+    let (content, s3) = (parts.s3.as_ref()?, parts.config.s3()?);
+    let usage = content.usage();
+    let requests = usage.requests;
+    lines.push(line("content", s3.address.clone()));
+    let held = format!(
+        "{} of files, {} not stored yet, {} in memory",
+        human_bytes(usage.live_bytes),
+        human_bytes(usage.buffered_bytes),
+        human_bytes(usage.cached_bytes)
+    );
+    lines.push(line("S3 holds", held));
+    let done = format!(
+        "{} stored with {}, {} read with {}, {} failed",
+        requests.puts,
+        human_bytes(requests.sent_bytes),
+        requests.gets,
+        human_bytes(requests.received_bytes),
+        requests.failures
+    );
+    lines.push(line("objects", done));
+    let failure = content.damage();
+    if let Some(why) = &failure {
+        lines.push(line("not stored because", why.clone()));
+    }
+    let tier = info_of_tier(parts, &usage, lines);
+    Some(serde_json::json!({
+        "address": s3.address,
+        "live_bytes": usage.live_bytes,
+        "buffered_bytes": usage.buffered_bytes,
+        "cached_bytes": usage.cached_bytes,
+        "cache_hits": usage.cache_hits,
+        "cache_misses": usage.cache_misses,
+        "rewritten_blocks": usage.rewritten_blocks,
+        "deleted_slices": usage.deleted_slices,
+        "puts": requests.puts,
+        "gets": requests.gets,
+        "hedges": requests.hedges,
+        "deletes": requests.deletes,
+        "lists": requests.lists,
+        "failed_requests": requests.failures,
+        "sent_bytes": requests.sent_bytes,
+        "received_bytes": requests.received_bytes,
+        "failure": failure,
+        "tier": tier,
+    }))
+}
+
+/// The log in front of a bucket for programs; appends its line.
+#[cfg(feature = "s3")]
+fn info_of_tier(
+    parts: &Parts,
+    usage: &content_store::SlicesUsage,
+    lines: &mut Vec<InfoLine>,
+) -> Option<serde_json::Value> {
+    let (tier, log) = (parts.config.tier.as_ref()?, usage.log?);
+    let (mode, keeps) = match tier.mode {
+        TierMode::Through => ("through", "fsync waits for the bucket"),
+        TierMode::Back => (
+            "back",
+            "fsync waits for this device, whose loss is the loss of what is staged",
+        ),
+    };
+    let device = tier.device.display();
+    let text = format!(
+        "{device}, mode {mode}: {} of {} staged, the oldest for {} s; {keeps}",
+        human_bytes(log.used_bytes),
+        human_bytes(log.bytes),
+        usage.oldest_change.as_secs()
+    );
+    lines.push(line("tier", text));
+    Some(serde_json::json!({
+        "device": tier.device,
+        "mode": mode,
+        "age_s": tier.age_s,
+        "capacity_bytes": log.bytes,
+        "staged_bytes": log.used_bytes,
+        "oldest_s": usage.oldest_change.as_secs(),
+        "groups": log.groups,
+        "records": log.records,
+    }))
+}
+
+#[cfg(not(feature = "s3"))]
+fn info_of_s3(_parts: &Parts, _lines: &mut Vec<InfoLine>) -> Option<serde_json::Value> {
+    None
+}
+
 /// The lines on the metadata store.
 fn info_of_metadata(statistics: &Statistics) -> [InfoLine; 2] {
     let keys = format!(
@@ -239,6 +429,10 @@ fn line(name: &str, value: String) -> InfoLine {
         name: name.to_owned(),
         value,
     }
+}
+
+fn yes_or_no(is: bool) -> String {
+    if is { "yes" } else { "no" }.to_owned()
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -269,23 +463,20 @@ impl Volume for NvmeVolume {
         let small_bytes = core.small_bytes.load(Ordering::Relaxed);
         let small = small_files_text(core, small_files, small_bytes);
         let place = self.parts.config.metadata_place();
-        let (metadata, kind) = match self.parts.config.metadata.postgres {
-            Some(_) => (place.clone(), "PostgreSQL"),
-            None => (format!("RocksDB in {place}"), "RocksDB"),
-        };
-        let checksums = if self.has_data_checksums() { "yes" } else { "no" };
+        let (metadata, kind) = metadata_text(&self.parts);
         let mut lines = vec![
             line("pool", self.path.display().to_string()),
             line("uuid", hex(&record.uuid)),
             line("metadata", metadata),
-            line("durability", DURABILITY.to_owned()),
+            line("durability", durability(&self.parts).to_owned()),
             line("space", space_text(&self.parts, free_bytes, capacity_bytes)),
-            line("data checksums", checksums.to_owned()),
+            line("data checksums", yes_or_no(self.has_data_checksums())),
             line("inodes", inodes.to_string()),
             line("small files", small),
             line("openings", record.epoch.to_string()),
         ];
         let (devices, ceph) = (self.info_of_devices(&mut lines), info_of_ceph(&self.parts, &mut lines));
+        let s3 = info_of_s3(&self.parts, &mut lines);
         let statistics = core.meta.statistics();
         lines.extend(info_of_metadata(&statistics));
         lines.extend(ownership_info::lines(&statistics));
@@ -307,13 +498,15 @@ impl Volume for NvmeVolume {
             "data_checksums": self.has_data_checksums(),
             "devices": devices,
             "ceph": ceph,
+            "s3": s3,
             "failed": failed,
+            "quotas": core.quotas.list(|dir| dir),
             "ownership": ownership_info::json(&statistics),
         });
         Ok(VolumeInfo {
             engine: SCHEME.to_owned(),
             medium: format!("{}, metadata in {kind}", content_text(&self.parts)),
-            durability: DURABILITY.to_owned(),
+            durability: durability(&self.parts).to_owned(),
             size_bytes: capacity_bytes,
             capacity_bytes,
             used_bytes: capacity_bytes - free_bytes,
@@ -339,7 +532,8 @@ impl Volume for NvmeVolume {
             None => vec![format!("{name}: not available, its files fail")],
         };
         let of_ceph = self.parts.ceph.as_ref().and_then(ceph::Content::damage);
-        stores.iter().flat_map(of_store).chain(of_ceph).collect()
+        let of_s3 = self.parts.s3.as_ref().and_then(s3::Content::damage);
+        stores.iter().flat_map(of_store).chain(of_ceph).chain(of_s3).collect()
     }
 
     fn warnings(&self) -> Vec<String> {
@@ -352,10 +546,13 @@ impl Volume for NvmeVolume {
 
     fn freeze(&self) -> Result<(), VolumeError> {
         let core = &self.parts.fs.0;
+        core.settle_all();
         if !core.freeze_barrier.shut() {
             return Err(refuse(VolumeErrorKind::Invalid, "it is frozen already".into()));
         }
-        core.meta.sync().map_err(|error| failed(error.into()))
+        let content = core.content.sync().map_err(FsError::from);
+        let synced = content.and_then(|()| Ok(core.meta.sync()?));
+        synced.map_err(failed).inspect_err(|_| core.freeze_barrier.open())
     }
 
     fn thaw(&self) -> Result<(), VolumeError> {
@@ -412,7 +609,11 @@ impl Volume for NvmeVolume {
                     // The names of its objects begin so.
                     BlobName::Unique(id) => {
                         let head = format!("{:x}.{:x}.{:x}", id.shard, id.epoch, id.number);
-                        (format!("objects {head}.* in Ceph"), serde_json::json!(head))
+                        let name = match self.parts.config.s3() {
+                            Some(_) => format!("slices of blob {head} in S3"),
+                            None => format!("objects {head}.* in Ceph"),
+                        };
+                        (name, serde_json::json!(head))
                     }
                 };
                 DumpedPiece {

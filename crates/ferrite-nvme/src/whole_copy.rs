@@ -47,10 +47,12 @@ impl Core {
         if whole_len(range, file.ino, &source.read()?.node, size)? == 0 {
             return Ok(Written::new(range.offset, 0));
         }
-        self.change(ctx, wrote, |step| {
+        self.change(ctx, wrote, |mut step| {
             let (mut state, mut from) = lock(file, &source)?;
             let len = whole_len(range, file.ino, &from.node, state.node.size)?;
             if len > 0 {
+                state.node.flags.check_write(range.offset, state.node.size)?;
+                step.adds_to(file.ino);
                 self.store_node(&source, &mut from)?;
                 let change = self.change_of(ctx, file, &mut state, false, len);
                 self.give_blob(step, (file, &mut state), (&source, &mut from), change)?;
@@ -68,6 +70,7 @@ impl Core {
         change: Change,
     ) -> Result<()> {
         let Change { mut node, left, .. } = change;
+        self.settle(from)?;
         let mut shared = source.present(from);
         let Content::Blob(place) = shared.content else {
             return Err(FsError::damaged(source.ino, "it has no blob"));
@@ -80,6 +83,7 @@ impl Core {
             _ => None,
         });
         self.lock_sharers(&mut step, places)?;
+        step.count_size(file.ino, &state.node, node.size)?;
         let freed = self.drop_blob(&mut step, file.ino, &state.node)?;
         self.drop_small(&mut step, file.ino, &state.node.content)?;
         if state.is_ahead {
@@ -88,12 +92,13 @@ impl Core {
         self.share(&mut step, source.ino, &from.node, place)?;
         let was_shared = std::mem::replace(&mut shared.marks.is_shared, true);
         if !was_shared {
-            step.put_node(source.ino, &shared)?;
+            // The source stays as it is for callers, whatever its flags are.
+            step.txn.put(&key::node(source.ino), &shared.encode())?;
         }
         node.content = Content::Blob(place);
         node.allocated_bytes = shared.allocated_bytes;
         node.marks.is_shared = true;
-        left.put(&mut step, file.ino)?;
+        left.put(&mut step, file.ino, &state.node)?;
         step.put_node(file.ino, &node)?;
         let len_bytes = node.size;
         step.commit(|| Outcome::Wrote { offset: 0, len_bytes })?;

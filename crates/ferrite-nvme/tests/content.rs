@@ -343,8 +343,8 @@ fn a_sync_is_enough_where_changes_are_not_durable_at_once() {
         let found = read(&fs, "f").unwrap();
         match way {
             0 | 1 => assert!(found == want, "way {way}"),
-            // Only the step that named the blob was durable.
-            _ => assert!(found.starts_with(&want[..20_000]) && found.len() <= want.len()),
+            // The file may be empty, as it was when it got a blob; bytes that it has are those that were written.
+            _ => assert!(want.starts_with(&found), "{} bytes", found.len()),
         }
     }
 }

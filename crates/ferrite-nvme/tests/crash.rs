@@ -10,6 +10,9 @@
 //! The metadata is in a database, which keeps the batches that it has acknowledged and has the one under way whole or
 //! not at all, or in RocksDB on a device of its own, which is recorded as the data devices are.
 
+#[path = "crash/quotas.rs"]
+mod quotas;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,7 +30,10 @@ use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_testkit::seed_from_env;
 use ferrite_testkit::snapshot::Snapshot;
 use ferrite_vfs::memfs::MemFs;
-use ferrite_vfs::{Cred, FileKind, FsError, NewNode, OpenFlags, OpenMode, RenameMode, SYSTEM, SetAttr, Vfs};
+use ferrite_vfs::{
+    Cred, FileKind, FileSystem, FsError, Ino, NewNode, OpenFlags, OpenMode, QUOTA_XATTR, ROOT_INO, RenameMode, SYSTEM,
+    SetAttr, Vfs, XattrMode,
+};
 use parking_lot::Mutex;
 
 const DEVICES: usize = 2;
@@ -388,6 +394,10 @@ fn record(backend: Backend, profile: Profile, seed: u64) -> Run {
     // A power loss before this mark happens while the pool is being made.
     log.mark(0);
     let engine = assemble(meta, devices, small_bytes_max(seed)).unwrap();
+    if seed % 3 == 1 {
+        // The check then compares what each change counts with what is there.
+        set_quota(&engine, ROOT_INO, b"").unwrap();
+    }
     let reference = MemFs::new();
     let (mut subject, mut oracle) = (Runner::new(&engine), Runner::new(&reference));
     subject.settle_root();
@@ -566,6 +576,10 @@ fn works(engine: NvmeFs, image: &Image, found: &Snapshot, what: &str) {
     let tree = timeless(Snapshot::capture(&engine).expect(what));
     assert_eq!(tree.difference(found, ["now", "after the crash"]), None, "{what}");
     engine.close().expect(what);
+}
+
+fn set_quota(engine: &NvmeFs, dir: Ino, limits: &[u8]) -> ferrite_vfs::Result<()> {
+    engine.setxattr(SYSTEM, dir, QUOTA_XATTR, limits, XattrMode::Any)
 }
 
 fn explore(backend: Backend, profile: Profile, seed: u64, images: u64) {

@@ -2,7 +2,7 @@
 
 use crate::common::Memory;
 use ferrite_testkit::TestEngine;
-use ferrite_vfs::{Cred, FsError, OpenFlags, SYSTEM, Vfs};
+use ferrite_vfs::{Cred, FsError, OpenFlags, QUOTA_XATTR, Quota, SYSTEM, Vfs, XattrMode};
 
 /// Directories, files in their nodes, beside them and in blobs, a hard link.
 fn filled() -> Memory {
@@ -69,7 +69,10 @@ fn links(pool: &Memory) -> Vec<(&'static str, u32)> {
 
 /// Damages a pool that is closed; the check finds something, a repair mends it, and the next opening finds it sound.
 fn mended(what: &str, damage: impl FnOnce(&mut Memory)) -> Memory {
-    let mut pool = filled();
+    mended_in(filled(), what, damage)
+}
+
+fn mended_in(mut pool: Memory, what: &str, damage: impl FnOnce(&mut Memory)) -> Memory {
     pool.close();
     damage(&mut pool);
     pool.open();
@@ -139,6 +142,79 @@ fn numbers_of_links_are_counted() {
         value[6] ^= 4;
         mended(&format!("links of {key:?}"), |pool| put(pool, key, Some(&value)));
     }
+}
+
+/// Each part of a quota: its record, what names it, and its count.
+#[test]
+fn quotas_are_mended() {
+    let with_quota = || {
+        let pool = filled();
+        let set = pool
+            .fs()
+            .setxattr(SYSTEM, ino(&pool, "/d"), QUOTA_XATTR, b"limit_inodes=9", XattrMode::Any);
+        set.unwrap();
+        pool
+    };
+    let quota = |pool: &Memory, path: &str| {
+        let text = pool.fs().getxattr(SYSTEM, ino(pool, path), QUOTA_XATTR);
+        text.map(|text| Quota::parse(&text).unwrap())
+    };
+    let whole = quota(&with_quota(), "/d").unwrap();
+    assert_eq!(whole.used_inodes, 5);
+    let dir = whole.root;
+    let record = |pool: &Memory| all(pool, b'Q').swap_remove(0);
+    let node = |ino: u64| [&b"N"[..], &ino.to_be_bytes()].concat();
+    // Its number is behind the times.
+    let naming = |pool: &Memory, ino: u64, quota: u64| {
+        let key = node(ino);
+        let mut value = pool.meta().get(&key).unwrap().unwrap();
+        value[86..94].copy_from_slice(&quota.to_le_bytes());
+        put(pool, &key, Some(&value));
+    };
+    let pool = mended_in(with_quota(), "no record", |pool| {
+        let (key, _) = record(pool);
+        put(pool, &key, None);
+    });
+    let found = quota(&pool, "/d/sub/other").unwrap();
+    assert_eq!((found.limits.inodes, found.used_inodes), (0, 5), "without limits");
+    mended_in(with_quota(), "a record cut short", |pool| {
+        let (key, value) = record(pool);
+        put(pool, &key, Some(&value[..20]));
+    });
+    mended_in(with_quota(), "a record of no quota", |pool| {
+        let (key, value) = record(pool);
+        let other = [&key[..8], &[77]].concat();
+        put(pool, &other, Some(&value));
+    });
+    let pool = mended_in(with_quota(), "a count that is wrong", |pool| {
+        let (key, mut value) = record(pool);
+        value[17] ^= 1;
+        put(pool, &key, Some(&value));
+    });
+    assert_eq!(quota(&pool, "/d").unwrap(), whole);
+    for other in [1 << 40, 1] {
+        let mut sub = 0;
+        let pool = mended_in(with_quota(), "a directory that counts for another", |pool| {
+            pool.open();
+            sub = ino(pool, "/d/sub");
+            pool.close();
+            naming(pool, sub, other);
+        });
+        assert_eq!(quota(&pool, "/d").unwrap(), whole);
+        assert_eq!(quota(&pool, "/d/sub").unwrap().root, dir);
+    }
+    // In lost+found it counts for none.
+    let pool = mended_in(with_quota(), "a directory without a name", |pool| {
+        let edges = all(pool, b'E');
+        let (key, _) = edges.into_iter().find(|(key, _)| key.ends_with(b"sub")).unwrap();
+        put(pool, &key, None);
+    });
+    assert_eq!(
+        quota(&pool, "/d").unwrap().used_inodes,
+        4,
+        "a file keeps the quota it names"
+    );
+    assert_eq!(quota(&pool, "/lost+found"), Err(FsError::NoAttribute));
 }
 
 #[test]

@@ -13,9 +13,12 @@ mod meta_on_blobs;
 mod ownership;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod quotas;
 mod rare;
 #[cfg(feature = "rocksdb")]
 mod settings;
+#[cfg(feature = "s3")]
+mod slices;
 mod small;
 mod suites;
 mod transfers;

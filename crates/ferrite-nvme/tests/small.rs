@@ -221,7 +221,7 @@ fn a_pool_of_version_1_is_opened_and_becomes_a_current_one() {
     drop(vfs);
     pool.remount();
     pool.check();
-    assert_eq!(pool.meta().get(b"P").unwrap().unwrap()[..4], 4_u32.to_le_bytes());
+    assert_eq!(pool.meta().get(b"P").unwrap().unwrap()[..4], 6_u32.to_le_bytes());
     assert_eq!(beside(&pool).0, 0, "lengths were given for a pool of 2,048");
 }
 

@@ -29,13 +29,14 @@ Examples:
   ferrite quota list /mnt/data
   ferrite quota remove /mnt/data/alice
 
-A quota counts the directory and all below it, exactly: pages of 4096 bytes of files, directories and extended \
-attributes, and inodes. A change that would exceed a limit fails with EDQUOT, \"disk quota exceeded\". df(1) within \
-the directory shows the quota. Blocks that files share count for each of them; snapshots count for none.
+A quota counts the directory and all below it, exactly: inodes, and pages of 4096 bytes of files, directories and \
+extended attributes. On devices and in Ceph, it counts the sizes of files, holes included. A change that would exceed \
+a limit fails with EDQUOT, \"disk quota exceeded\". df(1) within the directory shows the quota. Blocks that files \
+share count for each of them; snapshots count for none.
 
 Files are not renamed into or out of a tree with a quota, or linked (EXDEV); mv(1) copies them then. A quota within \
 another one counts for both. Root sets and removes quotas; other changes wait meanwhile, some microseconds for each \
-file. Pools on devices (nvme) have no quotas yet."))]
+file."))]
 pub(crate) struct Quota {
     #[command(subcommand)]
     command: Command,

@@ -1,10 +1,12 @@
 //! The check of nodes: links, places of directories, content.
 
+use std::sync::Arc;
+
 use ferrite_vfs::{Ino, ROOT_INO, Result};
 
 use super::{Mend, Report, Seen, Top, has_no_blob};
 use crate::FILE_BYTES_MAX;
-use crate::content_store::{Error, Place};
+use crate::content_store::{self, Blob, Error, Place};
 use crate::core::Core;
 use crate::format::key;
 use crate::format::node::{Content, INLINE_BYTES_MAX, Node};
@@ -127,6 +129,14 @@ fn inline(report: &mut Report, ino: Ino, node: &Node, bytes: &[u8]) {
     }
 }
 
+/// The tail of a blob, unless it may be older than its node.
+fn known_tail(blob: Arc<dyn Blob>) -> content_store::Result<Option<Vec<u8>>> {
+    match blob.is_staged_elsewhere() {
+        true => Ok(None),
+        false => blob.tail().map(Some),
+    }
+}
+
 fn blob(core: &Core, report: &mut Report, seen: &Seen, ino: Ino, node: &Node, place: Place) {
     let quarantine = Some(Mend::Quarantine(ino));
     if has_no_blob(node.kind) {
@@ -148,8 +158,9 @@ fn blob(core: &Core, report: &mut Report, seen: &Seen, ino: Ino, node: &Node, pl
         // Looked at, and reported for each, with the first.
         return;
     }
-    let tail = match core.content.open(place).and_then(|blob| blob.tail()) {
-        Ok(tail) => tail,
+    let tail = match core.content.open(place).and_then(known_tail) {
+        Ok(Some(tail)) => tail,
+        Ok(None) => return,
         Err(error) => {
             let what = match &error {
                 Error::NotFound => "is gone".to_owned(),

@@ -1,12 +1,15 @@
 //! Where a pool's content is, as its file says: devices, each a table of the list `data`, or one table `data` that
-//! names a pool of a Ceph cluster. TOML refuses both in one file.
+//! names a pool of a Ceph cluster, or a bucket. TOML refuses both in one file.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::s3::S3;
+use super::size;
 
 /// Where content is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,18 +18,38 @@ pub enum DataPlace {
     Devices(Vec<Data>),
     /// In a Ceph cluster.
     Rados(Rados),
+    /// In S3.
+    S3(S3),
 }
 
-/// A data device.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A data device, or the place of one that was removed.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Data {
-    /// A block device, or a file.
+    /// A block device, or a file; empty if it was removed.
+    #[serde(default, skip_serializing_if = "is_empty")]
     pub device: PathBuf,
+    /// The pool had a device here, which nothing lies on any more. The devices behind it keep their numbers.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub removed: bool,
     /// Whether 4 KiB are written whole or not at all, also when power is lost. By default the device reports it, and no
     /// file is trusted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub whole_pages: Option<bool>,
+}
+
+impl Data {
+    /// The place of a device that was removed.
+    pub(crate) fn removed() -> Data {
+        Data {
+            removed: true,
+            ..Data::default()
+        }
+    }
+}
+
+fn is_empty(path: &Path) -> bool {
+    path.as_os_str().is_empty()
 }
 
 /// A pool of a Ceph cluster, and the namespace in it that is the volume's.
@@ -57,11 +80,45 @@ fn default_client() -> String {
     "client.ferrite".into()
 }
 
-/// The table `data`.
+/// The table `data`, with the words of all kinds.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
-    rados: Rados,
+    rados: Option<Rados>,
+    s3: Option<String>,
+    endpoint: Option<String>,
+    region: Option<String>,
+    credentials: Option<PathBuf>,
+    profile: Option<String>,
+    #[serde(default, with = "size::optional")]
+    cache: Option<u64>,
+    #[serde(default, with = "size::optional")]
+    buffer: Option<u64>,
+    keep_s: Option<u64>,
+}
+
+impl Table {
+    fn place(self) -> Result<DataPlace, &'static str> {
+        let words = [&self.s3, &self.endpoint, &self.region, &self.profile];
+        let numbers = [self.cache, self.buffer, self.keep_s];
+        let is_of_s3 = words.iter().any(|word| word.is_some())
+            || numbers.iter().any(Option::is_some)
+            || self.credentials.is_some();
+        match (self.rados, self.s3) {
+            (Some(_), _) if is_of_s3 => Err("`[data]` has `rados`, or `s3 = ` and its words, not both"),
+            (Some(rados), _) => Ok(DataPlace::Rados(rados)),
+            (None, None) => Err("`[data]` needs `rados = { pool = \"NAME\" }`, or `s3 = \"s3://BUCKET/PREFIX\"`"),
+            (None, Some(address)) => {
+                let mut s3 = S3::at(address);
+                (s3.endpoint, s3.region, s3.profile) = (self.endpoint, self.region, self.profile);
+                s3.credentials = self.credentials;
+                s3.cache = self.cache.unwrap_or(s3.cache);
+                s3.buffer = self.buffer.unwrap_or(s3.buffer);
+                s3.keep_s = self.keep_s.unwrap_or(s3.keep_s);
+                Ok(DataPlace::S3(s3))
+            }
+        }
+    }
 }
 
 impl Serialize for DataPlace {
@@ -73,6 +130,7 @@ impl Serialize for DataPlace {
         match self {
             DataPlace::Devices(devices) => devices.serialize(to),
             DataPlace::Rados(rados) => Written { rados }.serialize(to),
+            DataPlace::S3(s3) => s3.serialize(to),
         }
     }
 }
@@ -84,7 +142,10 @@ impl<'de> Deserialize<'de> for DataPlace {
             type Value = DataPlace;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("`[[data]]` with `device = \"PATH\"`, or `[data]` with `rados = { pool = \"NAME\" }`")
+                f.write_str(
+                    "`[[data]]` with `device = \"PATH\"`, or `[data]` with `rados = { pool = \"NAME\" }` or `s3 = \
+                     \"s3://BUCKET/PREFIX\"`",
+                )
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, tables: A) -> Result<DataPlace, A::Error> {
@@ -92,8 +153,8 @@ impl<'de> Deserialize<'de> for DataPlace {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, table: A) -> Result<DataPlace, A::Error> {
-                let Table { rados } = Table::deserialize(MapAccessDeserializer::new(table))?;
-                Ok(DataPlace::Rados(rados))
+                let table = Table::deserialize(MapAccessDeserializer::new(table))?;
+                table.place().map_err(serde::de::Error::custom)
             }
         }
         from.deserialize_any(Places)

@@ -6,6 +6,7 @@
 //! Invariants: a store keeps the number that it was given when it was added; a missing store leaves its number free. A
 //! device is open in one process at a time, so a guard adds nothing: no earlier owner has it any more.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -24,6 +25,10 @@ pub struct LocalContent {
     next: AtomicUsize,
     /// Stores that have failed to take a new file. They get no more of them while others can.
     failing: Vec<AtomicBool>,
+    /// Stores that get no new files.
+    draining: Vec<AtomicBool>,
+    /// The numbers of stores that were removed: nothing is there, and nothing is missing.
+    removed: HashSet<u16>,
 }
 
 impl LocalContent {
@@ -31,8 +36,19 @@ impl LocalContent {
     pub fn new(stores: Vec<Option<BlobStore>>) -> LocalContent {
         LocalContent {
             failing: stores.iter().map(|_| AtomicBool::new(false)).collect(),
+            draining: stores.iter().map(|_| AtomicBool::new(false)).collect(),
             stores,
             next: AtomicUsize::new(0),
+            removed: HashSet::new(),
+        }
+    }
+
+    /// The same, of which these were removed from the pool.
+    #[must_use]
+    pub fn without(self, removed: impl IntoIterator<Item = u16>) -> LocalContent {
+        LocalContent {
+            removed: removed.into_iter().collect(),
+            ..self
         }
     }
 
@@ -40,9 +56,17 @@ impl LocalContent {
     fn store(&self, number: u16) -> Result<&BlobStore> {
         match self.stores.get(usize::from(number)) {
             Some(Some(store)) => Ok(store),
+            Some(None) if self.removed.contains(&number) => {
+                Err(Error::Damaged(format!("data store {number} was removed from the pool")))
+            }
             Some(None) => Err(Error::Failed(format!("data store {number} is not available"))),
             None => Err(Error::Damaged(format!("there is no data store {number}"))),
         }
+    }
+
+    fn is_draining(&self, number: u16) -> bool {
+        let draining = self.draining.get(usize::from(number));
+        draining.is_some_and(|draining| draining.load(Ordering::Relaxed))
     }
 
     fn find(&self, place: Place) -> Result<(&BlobStore, BlobId)> {
@@ -83,6 +107,9 @@ impl ContentStore for LocalContent {
     }
 
     fn space(&self, store: u16) -> Result<Space> {
+        if self.removed.contains(&store) {
+            return Ok(Space::default());
+        }
         let space = self.store(store)?.space();
         Ok(Space {
             bytes: space.clusters * ferrite_blob::CLUSTER_BYTES,
@@ -95,12 +122,19 @@ impl ContentStore for LocalContent {
         let count = self.stores.len();
         let mut turns: Vec<u16> = (0..count)
             .map(|turn| (first.wrapping_add(turn) % count) as u16)
+            .filter(|number| !self.removed.contains(number) && !self.is_draining(*number))
             .collect();
         turns.sort_by_key(|&number| {
             let is_running = self.store(number).is_ok_and(BlobStore::is_running);
             !is_running || self.failing[usize::from(number)].load(Ordering::Relaxed)
         });
         turns
+    }
+
+    fn drain(&self, store: u16) {
+        if let Some(draining) = self.draining.get(usize::from(store)) {
+            draining.store(true, Ordering::Relaxed);
+        }
     }
 
     fn note_failure(&self, store: u16) {
@@ -137,6 +171,12 @@ impl ContentStore for LocalContent {
     }
 
     fn survey(&self, number: u16) -> Result<Survey> {
+        if self.removed.contains(&number) {
+            return Ok(Survey {
+                blobs: Some(Vec::new()),
+                ..Survey::default()
+            });
+        }
         let store = self.store(number)?;
         Ok(Survey {
             blobs: Some(places_of(number, store.ids()?)),

@@ -2,7 +2,8 @@
 //!
 //! Contents: [`ContentStore`], a pool's content as a whole; [`Blob`], the content of one file; the ids of blobs
 //! (`place`); errors (`error`); the stores, `local` (blob stores on devices), `rados` (objects in a Ceph cluster, with
-//! the cargo feature `rados`) and `memory` (objects in memory, as a remote store would have them).
+//! the cargo feature `rados`), `slices` (S3, with the cargo feature `s3`) and `memory` (objects in memory, as a remote
+//! store would have them).
 //!
 //! The engine keeps in the metadata store all it knows about blobs: which node has which (`N`), which belong to none
 //! (`X`), whose tail may be ahead of its node (`D`). A content store allocates, reads and writes; it keeps no record of
@@ -35,6 +36,8 @@ mod memory;
 mod place;
 #[cfg(feature = "rados")]
 mod rados;
+#[cfg(feature = "s3")]
+pub(crate) mod slices;
 
 use std::fmt;
 use std::ops::Range;
@@ -50,6 +53,8 @@ pub use memory::{Effect, Kind, MemoryContent, MemoryServer, Operation};
 pub use place::{BlobName, Guard, Place, UniqueId, UniqueIds};
 #[cfg(feature = "rados")]
 pub use rados::{ClusterState, Contents, PoolState, RadosContent, RadosOptions, RadosView, examine};
+#[cfg(feature = "s3")]
+pub use slices::{ChangeLog, Comparison, SlicesContent, SlicesOptions, SlicesUsage, SlicesView, StagedElsewhere};
 
 /// The guarantees of a content store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,6 +131,11 @@ pub trait ContentStore: Send + Sync {
         Ok(())
     }
 
+    /// Whether a blob may be [`Blob::is_staged_elsewhere`]. Does not block.
+    fn may_be_staged_elsewhere(&self) -> bool {
+        false
+    }
+
     /// How many data stores there are, present or not. Does not change.
     fn stores(&self) -> u16;
 
@@ -140,6 +150,9 @@ pub trait ContentStore: Send + Sync {
 
     /// A data store has failed to take a new file: it comes last among [`Self::turns`].
     fn note_failure(&self, _store: u16) {}
+
+    /// A data store gets no more blobs, as long as the pool is open.
+    fn drain(&self, _store: u16) {}
 
     /// Places for up to `count` new blobs, at least one. Nothing else ever gets one of them. A store with ids of its
     /// own takes none of `ids`.
@@ -329,6 +342,17 @@ pub trait Blob: Send + Sync + fmt::Debug {
     /// Those of every change.
     fn sync(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// Whether all earlier changes of the blob are durable. Does not wait for another machine. Asked of stores alone
+    /// that are not durable at once.
+    fn is_synced(&self) -> bool {
+        false
+    }
+
+    /// Whether changes of it are durable elsewhere, and not to be seen here: it is older than it was said to be.
+    fn is_staged_elsewhere(&self) -> bool {
+        false
     }
 
     /// Reads a part of the blob, at most a cluster, and returns its damage, as far as the store's checksums detect it.

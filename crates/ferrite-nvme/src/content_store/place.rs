@@ -52,6 +52,17 @@ impl UniqueIds {
     }
 }
 
+impl UniqueIds {
+    /// Places for so many blobs of a data store, with the next ids.
+    pub(super) fn places(&self, store: u16, count: usize) -> Vec<Place> {
+        let place = |_| Place {
+            store,
+            name: BlobName::Unique(self.take()),
+        };
+        (0..count).map(place).collect()
+    }
+}
+
 /// Which blob of its data store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BlobName {

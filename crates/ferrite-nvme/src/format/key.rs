@@ -1,5 +1,7 @@
 //! Keys of the metadata store. The first byte gives the kind.
 
+#[cfg(feature = "s3")]
+use ferrite_slices::SliceId;
 use ferrite_vfs::Ino;
 
 use crate::content_store::{BlobName, Place, UniqueId};
@@ -33,6 +35,11 @@ pub(crate) fn orphan(ino: Ino) -> [u8; 9] {
     numbered(b'O', ino)
 }
 
+/// The quota of a directory.
+pub(crate) fn quota(dir: Ino) -> [u8; 9] {
+    numbered(b'Q', dir)
+}
+
 /// An inode whose blob may be ahead of its node.
 pub(crate) fn ahead(ino: Ino) -> [u8; 9] {
     numbered(b'D', ino)
@@ -51,6 +58,126 @@ pub(crate) fn detached(place: Place) -> Vec<u8> {
 /// How many nodes name a blob that may have several.
 pub(crate) fn sharers(place: Place) -> Vec<u8> {
     about(b'R', place)
+}
+
+/// The row of a blob whose content is in slices.
+#[cfg(feature = "s3")]
+pub(crate) fn blob(place: Place) -> Vec<u8> {
+    about(b'L', place)
+}
+
+/// A chunk of such a blob: which bytes lie in which slices.
+#[cfg(feature = "s3")]
+pub(crate) fn chunk(place: Place, chunk: u64) -> Vec<u8> {
+    let mut key = blob(place);
+    key.extend_from_slice(&chunk.to_be_bytes());
+    key
+}
+
+/// The keys of a blob and of its chunks, for a scan.
+#[cfg(feature = "s3")]
+pub(crate) fn rows_of_blob(place: Place) -> (Vec<u8>, Vec<u8>) {
+    let mut to = chunk(place, u64::MAX);
+    to.push(0);
+    (blob(place), to)
+}
+
+/// The place of a blob's row, and the chunk if it is that of one.
+#[cfg(feature = "s3")]
+pub(crate) fn blob_row(key: &[u8]) -> Option<(Place, Option<u64>)> {
+    match key.len() {
+        27 => Some((place_of(key)?, None)),
+        35 => {
+            let (place, chunk) = key.split_last_chunk()?;
+            Some((place_of(place)?, Some(u64::from_be_bytes(*chunk))))
+        }
+        _ => None,
+    }
+}
+
+/// The bytes that chunks name, as of an orderly end.
+#[cfg(feature = "s3")]
+pub(crate) const USAGE: &[u8] = b"Y";
+
+/// A slice that no chunk names yet.
+#[cfg(feature = "s3")]
+pub(crate) fn staged(id: SliceId) -> [u8; 18] {
+    let mut key = *b"ZS................";
+    key[2..10].copy_from_slice(&id.epoch.to_be_bytes());
+    key[10..].copy_from_slice(&id.number.to_be_bytes());
+    key
+}
+
+/// A slice that no chunk names any more, and whose object may go at this time.
+#[cfg(feature = "s3")]
+pub(crate) fn dead(time: u64, id: SliceId) -> [u8; 26] {
+    let mut key = *b"ZD........................";
+    key[2..10].copy_from_slice(&time.to_be_bytes());
+    key[10..18].copy_from_slice(&id.epoch.to_be_bytes());
+    key[18..].copy_from_slice(&id.number.to_be_bytes());
+    key
+}
+
+/// All keys of slices without a name, for a scan: of the dead ones by their time, and then of the staged ones.
+#[cfg(feature = "s3")]
+pub(crate) fn all_states() -> ([u8; 1], [u8; 1]) {
+    all_of(b'Z')
+}
+
+/// All keys of staged slices, for a scan.
+#[cfg(feature = "s3")]
+pub(crate) fn all_staged() -> ([u8; 2], [u8; 2]) {
+    (*b"ZS", *b"ZT")
+}
+
+/// All keys of dead slices, for a scan: in the order of their times.
+#[cfg(feature = "s3")]
+pub(crate) fn all_dead() -> ([u8; 2], [u8; 2]) {
+    (*b"ZD", *b"ZE")
+}
+
+/// The mark of a blob with changes in a log.
+#[cfg(feature = "s3")]
+pub(crate) fn mark(place: Place) -> Vec<u8> {
+    let mut key = b"ZL".to_vec();
+    key.extend_from_slice(&about(b'L', place)[1..]);
+    key
+}
+
+/// All keys of marks, for a scan.
+#[cfg(feature = "s3")]
+pub(crate) fn all_marks() -> ([u8; 2], [u8; 2]) {
+    (*b"ZL", *b"ZM")
+}
+
+/// The blob that a key of a mark names.
+#[cfg(feature = "s3")]
+pub(crate) fn marked(key: &[u8]) -> Option<Place> {
+    place_of(key.strip_prefix(b"Z")?)
+}
+
+/// The slice that a key of a staged one names.
+#[cfg(feature = "s3")]
+pub(crate) fn staged_slice(key: &[u8]) -> Option<SliceId> {
+    slice_id(key.strip_prefix(b"ZS")?)
+}
+
+/// The slice that a key of a dead one names, and its time.
+#[cfg(feature = "s3")]
+pub(crate) fn dead_slice(key: &[u8]) -> Option<(SliceId, u64)> {
+    let (time, id) = key.strip_prefix(b"ZD")?.split_first_chunk()?;
+    Some((slice_id(id)?, u64::from_be_bytes(*time)))
+}
+
+#[cfg(feature = "s3")]
+fn slice_id(bytes: &[u8]) -> Option<SliceId> {
+    let (&[epoch, number], []) = bytes.as_chunks() else {
+        return None;
+    };
+    Some(SliceId {
+        epoch: u64::from_be_bytes(epoch),
+        number: u64::from_be_bytes(number),
+    })
 }
 
 fn about(kind: u8, place: Place) -> Vec<u8> {
@@ -87,7 +214,7 @@ pub(crate) fn place_of(key: &[u8]) -> Option<Place> {
     })
 }
 
-/// The inode that a key of a node, its content, an orphan or one that is ahead names.
+/// The inode that a key of a node, its content, a quota, an orphan or one that is ahead names.
 pub(crate) fn ino_of(key: &[u8]) -> Option<Ino> {
     Some(u64::from_be_bytes(key.get(1..)?.try_into().ok()?))
 }
@@ -100,7 +227,7 @@ pub(crate) fn all_of(kind: u8) -> ([u8; 1], [u8; 1]) {
 /// The ranges of the keys that name inodes of these numbers.
 pub(crate) fn all_about(numbers: std::ops::Range<Ino>) -> impl Iterator<Item = ([u8; 9], [u8; 9])> {
     let range = move |kind| (numbered(kind, numbers.start), numbered(kind, numbers.end));
-    b"ACDENOS".iter().map(move |&kind| range(kind))
+    b"ACDENOQS".iter().map(move |&kind| range(kind))
 }
 
 /// The lock of a place in a directory, and the key stored there once names have collided on it.

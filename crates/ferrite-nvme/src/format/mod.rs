@@ -1,7 +1,7 @@
 //! The format of the metadata store: keys and values, byte by byte.
 //!
-//! Contents: the keys (`key`), nodes and edges (`node`), a blob's own metadata of its file (`tail`), and the record of
-//! the pool as a whole (`pool`).
+//! Contents: the keys (`key`), nodes and edges (`node`), a blob's own metadata of its file (`tail`), the record of
+//! the pool as a whole (`pool`), and those of quotas (`quota`).
 //!
 //! Invariants: numbers in keys are big-endian, so that keys sort as their numbers do; numbers in values are
 //! little-endian. A value begins with its version. A value that cannot be decoded is damage of its owner, never a
@@ -10,6 +10,7 @@
 pub(crate) mod key;
 pub(crate) mod node;
 pub(crate) mod pool;
+pub(crate) mod quota;
 pub(crate) mod tail;
 
 use ferrite_vfs::Timestamp;

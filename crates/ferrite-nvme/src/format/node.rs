@@ -3,7 +3,7 @@
 //! A directory's mode and owner stand in its edge, too, so that a path is checked without reading nodes (RUFS, section
 //! 2.2.1). Only directories have them there: a file can have several edges, a directory has one.
 
-use ferrite_vfs::{Attr, FileKind, Ino, Timestamp};
+use ferrite_vfs::{Attr, FileKind, Ino, InodeFlags, Timestamp};
 
 use super::Reader;
 use crate::content_store::{BlobName, Place, UniqueId};
@@ -89,6 +89,9 @@ pub(crate) struct Node {
     /// It never had a name, and may get one.
     pub(crate) is_nameless: bool,
     pub(crate) marks: Marks,
+    /// The directory of the quota that counts it; 0 for none.
+    pub(crate) quota: Ino,
+    pub(crate) flags: InodeFlags,
     pub(crate) content: Content,
 }
 
@@ -99,11 +102,27 @@ const IS_SHARED: u8 = 4;
 const IN_SNAPSHOT: u8 = 8;
 const HOLDS_SNAPSHOTS: u8 = 16;
 const IS_ORPHAN_TREE: u8 = 32;
-const ALL_FLAGS: u8 = HAS_XATTRS | IS_NAMELESS | IS_SHARED | IN_SNAPSHOT | HOLDS_SNAPSHOTS | IS_ORPHAN_TREE;
+/// The quota that counts it follows the times.
+const HAS_QUOTA: u8 = 64;
+/// Flags that callers have set follow the quota.
+const HAS_FLAGS: u8 = 128;
 
 impl Node {
     pub(crate) fn is_dir(&self) -> bool {
         self.kind == FileKind::Directory
+    }
+
+    /// Whether it is the directory of the quota that counts it.
+    pub(crate) fn has_own_quota(&self, ino: Ino) -> bool {
+        self.is_dir() && self.quota == ino
+    }
+
+    /// The quota of what is made in this directory. Snapshots count for none.
+    pub(crate) fn inherited_quota(&self) -> Ino {
+        match self.marks.in_snapshot || self.marks.holds_snapshots {
+            true => 0,
+            false => self.quota,
+        }
     }
 
     /// Whether callers may not change it: it has a name, and is a part of a snapshot or has snapshots.
@@ -145,7 +164,9 @@ impl Node {
             | flag(IS_SHARED, marks.is_shared)
             | flag(IN_SNAPSHOT, marks.in_snapshot)
             | flag(HOLDS_SNAPSHOTS, marks.holds_snapshots)
-            | flag(IS_ORPHAN_TREE, marks.is_orphan_tree);
+            | flag(IS_ORPHAN_TREE, marks.is_orphan_tree)
+            | flag(HAS_QUOTA, self.quota != 0)
+            | flag(HAS_FLAGS, self.flags != InodeFlags::NONE);
         let mut value = vec![VERSION, flags];
         for number in [
             self.kind.mode_bits() | self.mode,
@@ -160,6 +181,12 @@ impl Node {
         let numbers = [self.size, self.allocated_bytes, self.change, self.parent];
         for number in numbers.into_iter().chain(times) {
             value.extend_from_slice(&number.to_le_bytes());
+        }
+        if self.quota != 0 {
+            value.extend_from_slice(&self.quota.to_le_bytes());
+        }
+        if self.flags != InodeFlags::NONE {
+            value.push(self.flags.to_stored());
         }
         match &self.content {
             Content::Inline(bytes) => {
@@ -197,9 +224,6 @@ impl Node {
             return None;
         }
         let flags = from.u8()?;
-        if flags & !ALL_FLAGS != 0 {
-            return None;
-        }
         let has = |flag: u8| flags & flag != 0;
         let mode = from.u32()?;
         let mut node = Node {
@@ -225,8 +249,16 @@ impl Node {
                 holds_snapshots: has(HOLDS_SNAPSHOTS),
                 is_orphan_tree: has(IS_ORPHAN_TREE),
             },
+            quota: 0,
+            flags: InodeFlags::NONE,
             content: Content::Inline(Vec::new()),
         };
+        if has(HAS_QUOTA) {
+            node.quota = from.u64()?;
+        }
+        if has(HAS_FLAGS) {
+            node.flags = InodeFlags::from_stored(from.u8()?)?;
+        }
         node.content = match from.u8()? {
             0 => Content::Inline(from.rest().to_vec()),
             1 => Content::Blob(Place {
@@ -335,6 +367,8 @@ mod tests {
                 holds_snapshots: true,
                 ..Marks::default()
             },
+            quota: 0,
+            flags: InodeFlags::NONE,
             content,
         }
     }
@@ -355,12 +389,18 @@ mod tests {
             Content::Blob(elsewhere),
             Content::Beside(beside),
         ] {
-            let node = node(content);
-            let value = node.encode();
-            assert_eq!(Node::decode(&value), Some(node));
-            // Inline content may have any length.
-            for len in 0..87 {
-                assert_eq!(Node::decode(&value[..len.min(value.len() - 8)]), None, "{len}");
+            for (quota, flags) in [(0, 0), (1 << 40, 0), (1 << 40, 5), (0, 15)] {
+                let node = Node {
+                    quota,
+                    flags: InodeFlags::from_stored(flags).unwrap(),
+                    ..node(content.clone())
+                };
+                let value = node.encode();
+                assert_eq!(Node::decode(&value), Some(node));
+                // Inline content may have any length.
+                for len in 0..87 {
+                    assert_eq!(Node::decode(&value[..len.min(value.len() - 8)]), None, "{len}");
+                }
             }
         }
         let mut dir = node(Content::Inline(b"dir".to_vec()));

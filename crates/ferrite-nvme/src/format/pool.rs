@@ -7,11 +7,12 @@ use ferrite_vfs::Ino;
 use super::Reader;
 
 /// Versions of everything in the metadata store. A pool of another version is refused. A pool of version 1, in which no
-/// content lies beside its node, and one of version 2 or 3, in which each blob has one file, get a current version when
-/// they are opened for changes. In pools of versions 3 and 5, blobs have ids that the engine makes.
-pub(crate) const VERSIONS: RangeInclusive<u32> = 1..=5;
+/// content lies beside its node, one of version 2 or 3, in which each blob has one file, and one of version 4 or 5, in
+/// which no inode has a quota or flags, get a current version when they are opened for changes. In pools of versions 3,
+/// 5 and 7, blobs have ids that the engine makes.
+pub(crate) const VERSIONS: RangeInclusive<u32> = 1..=7;
 /// The current versions, without such ids and with them.
-const CURRENT: [u32; 2] = [4, 5];
+const CURRENT: [u32; 2] = [6, 7];
 
 /// The pool as its metadata store records it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +37,9 @@ pub(crate) struct PoolRecord {
     pub(crate) is_clean: bool,
     /// Its blobs have ids that the engine makes; otherwise, those of data devices.
     pub(crate) has_unique_ids: bool,
+    /// The numbers of data stores that were removed. They are never given again: a device that comes back must not
+    /// pass for another.
+    pub(crate) removed: Vec<u16>,
 }
 
 impl PoolRecord {
@@ -54,6 +58,10 @@ impl PoolRecord {
             self.small_files,
             self.small_bytes,
         ] {
+            value.extend_from_slice(&number.to_le_bytes());
+        }
+        value.extend_from_slice(&(self.removed.len() as u16).to_le_bytes());
+        for number in &self.removed {
             value.extend_from_slice(&number.to_le_bytes());
         }
         value
@@ -82,10 +90,16 @@ impl PoolRecord {
             inodes: from.u64()?,
             small_files: 0,
             small_bytes: 0,
-            has_unique_ids: matches!(version, 3 | 5),
+            has_unique_ids: matches!(version, 3 | 5 | 7),
+            removed: Vec::new(),
         };
         if version >= 2 {
             (record.small_files, record.small_bytes) = (from.u64()?, from.u64()?);
+        }
+        if version >= 6 {
+            for _ in 0..from.u16()? {
+                record.removed.push(from.u16()?);
+            }
         }
         Some(record)
     }

@@ -14,7 +14,8 @@ use std::sync::atomic::Ordering;
 
 use ferrite_meta::Lock;
 use ferrite_vfs::{
-    Attr, Ctx, FileKind, FsError, Ino, LINK_MAX, Outcome, ROOT_INO, Result, SNAPSHOTS_NAME, Timestamp, posix,
+    Attr, Ctx, FileKind, FsError, Ino, InodeFlags, LINK_MAX, NameChange, Outcome, ROOT_INO, Result, SNAPSHOTS_NAME,
+    Timestamp, posix,
 };
 
 use super::{Listed, is_dir, is_live_dir, missing};
@@ -22,7 +23,7 @@ use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::{Content, Edge, Marks, Node};
 use crate::inode_ref::InodeRef;
-use crate::rights::{Xattrs, encode_xattrs};
+use crate::rights::Xattrs;
 use crate::table::{State, Turn};
 use crate::unfinished::Making;
 
@@ -100,11 +101,13 @@ impl Core {
             core: self,
             ctx,
             as_what: target.as_what,
+            quota: 0,
             now: self.now(),
             top: None,
             linked: HashMap::new(),
             dirs: Vec::new(),
         };
+        self.settle_all();
         let cloned = {
             let _alone = self.freeze_barrier.shut_for_caller();
             cloning.make(step, source, target)
@@ -129,26 +132,14 @@ impl Core {
         if !ctx.check || ctx.cred.is_root() || kind != FileKind::Directory {
             return Ok(());
         }
-        let mut dirs = vec![source];
-        let mut walked = 0;
-        while let Some(dir) = dirs.pop() {
-            walked += 1;
-            if walked > self.inodes.load(Ordering::Relaxed).saturating_mul(2) {
-                return Err(FsError::damaged(dir, "the directory contains itself"));
-            }
-            let mut cookie = 0;
-            loop {
-                let entries = self.readable_names(dir, cookie, NAMES_AT_ONCE)?;
-                let Some(last) = entries.last() else { break };
-                cookie = last.cookie;
-                for entry in &entries {
-                    if self.check_owner_of(ctx, entry)? {
-                        dirs.push(entry.edge.ino);
-                    }
+        self.walk_below(source, |_, entries, dirs| {
+            for entry in entries {
+                if self.check_owner_of(ctx, entry)? {
+                    dirs.push(entry.edge.ino);
                 }
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// Refuses an entry that the caller may not clone; returns whether it is a directory to look into.
@@ -198,6 +189,7 @@ impl Core {
             () if is_taken => Err(FsError::Exists),
             // Of all the steps of a clone, this one alone may change it.
             () if node.is_kept_as_is() && target.as_what == As::Clone => Err(FsError::ReadOnly),
+            () if node.flags.check_names(NameChange::Adds).is_err() => Err(FsError::NotPermitted),
             () if !is_place => Err(FsError::NotFound),
             () if kind == FileKind::Directory && node.nlink >= LINK_MAX => Err(FsError::TooManyLinks),
             () => Ok(()),
@@ -263,8 +255,10 @@ struct Batch<'c> {
 
 impl<'c> Batch<'c> {
     fn new(core: &'c Core) -> Result<Self> {
+        let mut step = core.own_step()?;
+        step.is_limited = true;
         Ok(Batch {
-            step: core.own_step()?,
+            step,
             bytes: 0,
             shared: Vec::new(),
             made: Vec::new(),
@@ -278,6 +272,8 @@ struct Cloning<'c> {
     core: &'c Arc<Core>,
     ctx: &'c Ctx,
     as_what: As,
+    /// The quota that counts the clone.
+    quota: Ino,
     now: Timestamp,
     /// The clone, as long as it has no name.
     top: Option<Ino>,
@@ -297,6 +293,13 @@ impl Cloning<'_> {
             return Err(FsError::NotFound);
         }
         self.core.check_place(self.ctx, target, kind)?;
+        self.quota = self
+            .core
+            .dir(target.parent)?
+            .read()
+            .map_err(missing)?
+            .node
+            .inherited_quota();
         let mut top = self.make_top(original)?;
         if kind == FileKind::Directory {
             self.fill(source, &mut top)?;
@@ -376,6 +379,8 @@ impl Cloning<'_> {
                 in_snapshot: self.as_what != As::Clone,
                 ..Marks::default()
             },
+            quota: self.quota,
+            flags: InodeFlags::NONE,
             content,
             ..node.clone()
         }
@@ -384,10 +389,11 @@ impl Cloning<'_> {
     /// Puts a clone into the step, and that its blob is shared.
     fn put(&self, batch: &mut Batch<'_>, original: Original, ino: Ino, node: &Node) -> Result<()> {
         let step = &mut batch.step;
+        step.count_new(ino, node)?;
         if !original.xattrs.is_empty() {
-            let value = encode_xattrs(&original.xattrs);
-            step.txn.put(&key::xattrs(ino), &value)?;
-            batch.bytes += value.len();
+            self.core.put_xattrs(step, ino, (node.quota, false), &original.xattrs)?;
+            let sizes = original.xattrs.iter().map(|(name, value)| name.len() + value.len());
+            batch.bytes += sizes.sum::<usize>();
         }
         if let Some(small) = &original.small {
             step.txn.put(&key::small(ino), small)?;
@@ -501,6 +507,7 @@ impl Cloning<'_> {
         let Made { ino, mut node, subdirs } = top;
         let (parent, name) = (target.parent, target.name);
         step.may_change_snapshots();
+        step.adds_to(parent);
         let dir = core.dir(parent)?;
         let mut state = dir.write_dir(Turn::First).map_err(missing)?;
         let slot = core.lock_name(&mut step, parent, name)?;

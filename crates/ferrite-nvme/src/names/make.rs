@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ferrite_vfs::{
-    Attr, Ctx, FileKind, FsError, Ino, LINK_MAX, NO_NAME, NewFile, OpenMode, Opened, Outcome, ROOT_INO, Result,
-    SNAPSHOTS_NAME, SYSTEM, SetAttr, acl, posix,
+    Attr, Ctx, FileKind, FsError, Ino, InodeFlags, LINK_MAX, NO_NAME, NewFile, OpenMode, Opened, Outcome, ROOT_INO,
+    Result, SNAPSHOTS_NAME, SYSTEM, SetAttr, acl, posix,
 };
 
 use super::{is_dir, is_live_dir, missing};
@@ -14,7 +14,7 @@ use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::{Content, Edge, Marks, Node};
 use crate::inode_ref::InodeRef;
-use crate::rights::{Wanted, Xattrs, encode_xattrs};
+use crate::rights::{Wanted, Xattrs};
 use crate::table::{State, Turn};
 
 /// How often a lookup starts over because the inode it found was removed meanwhile.
@@ -151,6 +151,7 @@ impl Core {
     ) -> Result<(Ino, Node)> {
         is_live_dir(state)?;
         let slot = self.lock_name(step, dir.ino, name)?;
+        step.adds_to(dir.ino);
         let attr = self.attr(dir, state);
         let is_taken = slot.found.is_some();
         if ctx.check {
@@ -174,8 +175,14 @@ impl Core {
         Ok((ino, node))
     }
 
-    /// An inode that the caller creates in the directory of `dir`.
-    pub(super) fn new_node(&self, ctx: &Ctx, dir: &Attr, new: &New<'_>, content: Content) -> Result<(Ino, Node)> {
+    /// An inode that the caller creates in the directory of `dir`, counted by a quota.
+    pub(super) fn new_node(
+        &self,
+        ctx: &Ctx,
+        (dir, quota): (&Attr, Ino),
+        new: &New<'_>,
+        content: Content,
+    ) -> Result<(Ino, Node)> {
         let is_dir = new.kind == FileKind::Directory;
         let posix::Inherited { gid, mode } = posix::inherit(dir, &ctx.cred, new.mode, is_dir);
         let now = self.now();
@@ -198,6 +205,8 @@ impl Core {
             has_xattrs: false,
             is_nameless: false,
             marks: Marks::default(),
+            quota,
+            flags: InodeFlags::NONE,
             content,
         };
         Ok((ino, node))
@@ -219,10 +228,11 @@ impl Core {
             mode: lists.mode,
             ..*new
         };
-        let (ino, mut node) = self.new_node(ctx, &self.attr(dir, state), new, content)?;
+        let quota = state.node.inherited_quota();
+        let (ino, mut node) = self.new_node(ctx, (&self.attr(dir, state), quota), new, content)?;
         let xattrs: Xattrs = lists.attributes().collect();
         if !xattrs.is_empty() {
-            step.txn.put(&key::xattrs(ino), &encode_xattrs(&xattrs))?;
+            self.put_xattrs(step, ino, (quota, false), &xattrs)?;
             node.has_xattrs = true;
         }
         Ok((ino, node))
@@ -243,7 +253,8 @@ impl Core {
         if ctx.check {
             posix::may_create(&self.guarded(ctx, &dir, &state)?, &ctx.cred, false)?;
         }
-        step.guard(&state.node);
+        step.adds_to(dir.ino);
+        step.guard(dir.ino, &state.node);
         let of = New::of(FileKind::File, new.mode);
         let empty = Content::Inline(Vec::new());
         let (ino, mut node) = self.new_with_lists(ctx, &mut step, (&dir, &state), &of, empty)?;
@@ -275,6 +286,7 @@ impl Core {
         (ino, node): (Ino, Node),
         outcome: impl FnOnce(Attr) -> Outcome,
     ) -> Result<(InodeRef, Attr)> {
+        step.count_new(ino, &node)?;
         // Other threads see the name as soon as it is there, maybe before the commit has returned. They wait here, and
         // change the inode that this thread still uses.
         let made = self.entry(ino);
@@ -299,11 +311,13 @@ impl Core {
         name: &[u8],
     ) -> Result<(InodeRef, Attr)> {
         posix::check_name(name)?;
+        self.settle_inode(ino, false)?;
         let file = self.pin(ino).map_err(missing)?;
         let dir = self.dir(parent)?;
         let dir_state = dir.read_dir(Turn::First).map_err(missing)?;
         is_live_dir(&dir_state)?;
         let slot = self.lock_name(&mut step, parent, name)?;
+        step.adds_to(parent);
         let is_taken = slot.found.is_some();
         if ctx.check {
             posix::may_create(&self.guarded(ctx, &dir, &dir_state)?, &ctx.cred, is_taken)?;
@@ -320,12 +334,25 @@ impl Core {
             () if state.node.nlink >= LINK_MAX => return Err(FsError::TooManyLinks),
             () => {}
         }
+        let quota = dir_state.node.inherited_quota();
+        // One without a name was made before the quota was set, or another's has ended.
+        let has_ended = state.node.quota != 0 && self.quotas.find(state.node.quota).is_none();
+        let may_move = state.node.nlink == 0 || has_ended;
+        if state.node.quota != quota && !may_move {
+            return Err(FsError::CrossDevice);
+        }
         let now = self.now();
         self.put_edge(&mut step, parent, name, slot, &Edge::to(ino, &state.node))?;
         let touch = self.touch(&mut step, &dir, &dir_state, None)?;
+        self.settle(&state)?;
         let mut node = file.present(&state);
         if node.nlink == 0 {
             step.txn.delete(&key::orphan(ino))?;
+        }
+        if node.quota != quota {
+            let xattr_bytes = self.xattr_bytes(ino, node.quota | quota, node.has_xattrs)?;
+            step.count_move(ino, &node, xattr_bytes, quota)?;
+            node.quota = quota;
         }
         node.nlink += 1;
         node.is_nameless = false;
@@ -354,13 +381,17 @@ impl Core {
             }
             // Before the permissions, as in Linux.
             let is_kept = self.is_read_only || state.node.marks.in_snapshot;
-            if is_kept && state.node.kind == FileKind::File && mode.changes() {
-                return Err(FsError::ReadOnly);
+            if state.node.kind == FileKind::File && mode.changes() {
+                if is_kept {
+                    return Err(FsError::ReadOnly);
+                }
+                state.node.flags.check_open(mode.write, mode.truncate)?;
             }
             if ctx.check {
                 posix::may_open(&self.guarded(ctx, pinned, state)?, &ctx.cred, mode)?;
             }
             match state.node.kind {
+                FileKind::File if mode.read && !mode.truncate => self.check_emptiness(pinned.ino, state),
                 FileKind::File => Ok(()),
                 _ => Err(FsError::NoSuchAddress),
             }

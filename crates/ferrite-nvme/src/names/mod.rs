@@ -1,7 +1,8 @@
 //! Names: the edges of the tree.
 //!
 //! Contents: how names are found, listed, locked and placed. `make` creates names, `remove` removes them, and `rename`
-//! does both; `clone` makes clones of trees and snapshots, and `clear` removes trees without a name.
+//! does both; `clone` makes clones of trees and snapshots, `clear` removes trees without a name, and `quota` sets
+//! quotas of trees.
 //!
 //! A name's place in its directory is a hash of 62 bits, which is also its cookie in listings. Two names with the same
 //! hash would share a cookie, and a listing could not stop between them. So the second one takes the next hash of its
@@ -13,6 +14,7 @@
 mod clear;
 mod clone;
 mod make;
+mod quota;
 mod remove;
 mod rename;
 
@@ -20,6 +22,7 @@ pub(crate) use make::New;
 
 use std::hash::Hasher;
 use std::ops::ControlFlow;
+use std::sync::atomic::Ordering;
 
 use ferrite_meta::{Lock, Transaction};
 use ferrite_vfs::{FsError, Ino, Result, Timestamp, posix};
@@ -33,6 +36,9 @@ use crate::table::{Inode, State};
 
 /// Places of one name. That a pool needs the second is unlikely; the third, absurd.
 const PLACES_MAX: u64 = 64;
+
+/// Names that a walk of a tree reads at once.
+const NAMES_WALKED_AT_ONCE: usize = 64;
 
 /// A name that is locked, and what it leads to.
 #[derive(Debug)]
@@ -93,6 +99,29 @@ impl Core {
             (listed, false) => Ok(listed),
             (_, true) => Err(unreadable_entry(dir)),
         }
+    }
+
+    /// Calls `visit` with the names of a directory, and then of those that it adds to the list, some at a time. Changes
+    /// are made meanwhile, or not, as the caller has it.
+    ///
+    /// # Errors
+    /// `Damaged` if a directory contains itself, or an entry cannot be read; those of `visit`.
+    fn walk_below(&self, top: Ino, mut visit: impl FnMut(Ino, &[Listed], &mut Vec<Ino>) -> Result<()>) -> Result<()> {
+        let (mut dirs, mut walked) = (vec![top], 0);
+        while let Some(dir) = dirs.pop() {
+            walked += 1;
+            if walked > self.inodes.load(Ordering::Relaxed).saturating_mul(2) {
+                return Err(FsError::damaged(dir, "the directory contains itself"));
+            }
+            let mut cookie = 0;
+            loop {
+                let entries = self.readable_names(dir, cookie, NAMES_WALKED_AT_ONCE)?;
+                let Some(last) = entries.last() else { break };
+                cookie = last.cookie;
+                visit(dir, &entries, &mut dirs)?;
+            }
+        }
+        Ok(())
     }
 
     /// The nth place of a name.
@@ -204,7 +233,7 @@ impl Core {
     /// Prepares the change of a directory whose state the caller holds at least shared. `nlink` is the new number of
     /// links, which only an exclusive holder may change.
     pub(crate) fn touch(&self, step: &mut Step<'_>, dir: &Inode, state: &State, nlink: Option<u32>) -> Result<Touch> {
-        step.guard(&state.node);
+        step.guard(dir.ino, &state.node);
         let step_ns = TIME_STEP.as_nanos() as u64;
         let (now, change, is_stored) = dir.with_live(|live| {
             // Both under this lock, so that a later change never has an earlier time.

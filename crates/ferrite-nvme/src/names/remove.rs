@@ -29,7 +29,10 @@ pub(super) enum Lost {
 impl Core {
     /// Puts the loss of a name into the step. The caller holds the inode exclusively.
     pub(super) fn lose_name(&self, step: &mut Step<'_>, inode: &Inode, state: &State, now: Timestamp) -> Result<Lost> {
-        step.guard(&state.node);
+        step.guard(inode.ino, &state.node);
+        if state.node.nlink > 1 {
+            self.settle(state)?;
+        }
         let mut node = inode.present(state);
         node.nlink = if node.is_dir() { 0 } else { node.nlink - 1 };
         (node.ctime, node.change) = (now, self.next_change());
@@ -46,7 +49,11 @@ impl Core {
 
     /// Puts the removal of an inode into the step; returns the blob that goes with it.
     fn put_gone(&self, step: &mut Step<'_>, ino: Ino, node: &Node, is_ahead: bool) -> Result<Option<Place>> {
+        step.count_gone(ino, node, self.xattr_bytes(ino, node.quota, node.has_xattrs)?)?;
         step.txn.delete(&key::node(ino))?;
+        if node.has_own_quota(ino) {
+            step.txn.delete(&key::quota(ino))?;
+        }
         self.drop_small(step, ino, &node.content)?;
         if node.has_xattrs {
             step.txn.delete(&key::xattrs(ino))?;
@@ -127,6 +134,7 @@ impl Core {
     /// Removes a name that is not a directory.
     pub(crate) fn unlink(self: &Arc<Core>, ctx: &Ctx, mut step: Step<'_>, parent: Ino, name: &[u8]) -> Result<()> {
         posix::check_name(name)?;
+        self.settle_name(parent, name, true)?;
         let dir = self.dir(parent)?;
         let dir_state = dir.read_dir(Turn::First).map_err(missing)?;
         is_dir(&dir_state)?;

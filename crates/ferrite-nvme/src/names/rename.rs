@@ -236,6 +236,9 @@ impl Core {
             dir: new_parent,
             name: new_name,
         };
+        // Programs write a file, and then give it the name of the one that it replaces.
+        self.settle_name(parent, name, false)?;
+        self.settle_name(new_parent, new_name, mode != RenameMode::Exchange)?;
         let mut step = step;
         for _ in 0..RACES_MAX {
             let rename = Rename {
@@ -284,6 +287,10 @@ impl Rename<'_> {
             false => None,
         };
         let edit = self.put(&mut step, &dirs, &inodes, slots, (links, whiteout.as_ref()))?;
+        // After what goes has made space.
+        if let Some((ino, node)) = &whiteout {
+            step.count_new(*ino, node)?;
+        }
         // As in `make`: other threads see it as soon as it is there.
         let made = whiteout.map(|(ino, node)| (self.core.entry(ino), node));
         let made_state = made.as_ref().map(|(made, _)| made.state.write_ordered(made.ino));
@@ -406,14 +413,18 @@ impl Rename<'_> {
             };
             posix::may_rename(from, to, &self.ctx.cred, self.mode)?;
         }
-        let Some((victim, _)) = inodes.victim.as_ref().filter(|_| self.mode != RenameMode::Exchange) else {
-            return Ok(());
-        };
-        match (inodes.moves_dir(), inodes.replaces_dir()) {
-            (true, false) => Err(FsError::NotDirectory),
-            (false, true) => Err(FsError::IsDirectory),
-            (_, true) if !core.is_empty(victim.ino)? => Err(FsError::NotEmpty),
-            _ => Ok(()),
+        if let Some((victim, _)) = inodes.victim.as_ref().filter(|_| self.mode != RenameMode::Exchange) {
+            match (inodes.moves_dir(), inodes.replaces_dir()) {
+                (true, false) => return Err(FsError::NotDirectory),
+                (false, true) => return Err(FsError::IsDirectory),
+                (_, true) if !core.is_empty(victim.ino)? => return Err(FsError::NotEmpty),
+                _ => {}
+            }
+        }
+        // A quota counts all that is below its directory; so only copies cross its border.
+        match dirs.from().node.inherited_quota() == dirs.to().node.inherited_quota() {
+            true => Ok(()),
+            false => Err(FsError::CrossDevice),
         }
     }
 
@@ -454,7 +465,10 @@ impl Rename<'_> {
     ) -> Result<Edit> {
         let (core, from, to) = (self.core, self.from, self.to);
         let now = core.now();
-        let moved = core.moved(inodes.moved, &inodes.moved_state, to, now);
+        let moved = core.moved(inodes.moved, &inodes.moved_state, to, now)?;
+        if dirs.to.is_some() && inodes.victim.is_none() {
+            step.adds_to(self.to_dir.ino);
+        }
         // The keys of directories before that of a blob, as in other steps that remove a name.
         let from_touch = core.touch(step, &self.from_dir, dirs.from(), links.from)?;
         let to_touch = match &dirs.to {
@@ -463,7 +477,7 @@ impl Rename<'_> {
         };
         let replaced = match &inodes.victim {
             Some((victim, state)) if self.mode == RenameMode::Exchange => {
-                let node = core.moved(victim, state, from, now);
+                let node = core.moved(victim, state, from, now)?;
                 core.put_edge(step, from.dir, from.name, from_slot, &Edge::to(victim.ino, &node))?;
                 step.put_node(victim.ino, &node)?;
                 Replaced::Exchanged(node)
@@ -507,7 +521,8 @@ impl Rename<'_> {
     fn whiteout(&self, dir: &State) -> Result<(Ino, Node)> {
         let attr = self.core.attr(&self.from_dir, dir);
         let new = New::of(FileKind::CharDevice, 0);
-        self.core.new_node(self.ctx, &attr, &new, Content::Inline(Vec::new()))
+        let dir = (&attr, dir.node.inherited_quota());
+        self.core.new_node(self.ctx, dir, &new, Content::Inline(Vec::new()))
     }
 
     /// Publishes in memory what has been committed, under the same locks.
@@ -567,14 +582,15 @@ impl Rename<'_> {
 
 impl Core {
     /// An inode at its new name.
-    fn moved(&self, inode: &InodeRef, state: &State, to: &Side<'_>, now: ferrite_vfs::Timestamp) -> Node {
+    fn moved(&self, inode: &InodeRef, state: &State, to: &Side<'_>, now: ferrite_vfs::Timestamp) -> Result<Node> {
+        self.settle(state)?;
         let mut node = inode.present(state);
         (node.ctime, node.change) = (now, self.next_change());
         if node.is_dir() {
             node.parent = to.dir;
             node.content = Content::Inline(to.name.to_vec());
         }
-        node
+        Ok(node)
     }
 
     /// Whether `dir` is `above`, or below it. No directory moves meanwhile.

@@ -12,12 +12,30 @@ use std::time::Duration;
 use ferrite_blob::device::{Device, Faulty, Memory, Op};
 use ferrite_blob::{BlobStore, FormatOptions, PAGE_BYTES};
 use ferrite_meta::{Lock, MemoryRemote, MetaStore, Owned, OwnedOptions, Owner, Transaction};
+use ferrite_nvme::content_store::Blob;
 use ferrite_nvme::{NvmeFs, Options};
 use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_vfs::{Cred, FileSystem, FsError, OpenFile, OpenFlags, OpenMode, RenameMode, SYSTEM, SetAttr, Vfs};
 use parking_lot::Mutex;
 
 type Result<T> = ferrite_vfs::Result<T>;
+
+/// Holes read as zeros, and holes and data take turns.
+pub(crate) fn check_holes(blob: &dyn Blob, want: &[u8], what: &str) {
+    let (mut at, len) = (0, want.len() as u64);
+    while at < len {
+        let data = blob.next_data(at).unwrap().unwrap_or(len).min(len);
+        assert!(
+            want[at as usize..data as usize].iter().all(|&byte| byte == 0),
+            "{what}: data in a hole at {at}"
+        );
+        if data == len {
+            return;
+        }
+        at = blob.next_hole(data).unwrap();
+        assert!(at > data, "{what}: neither data nor a hole at {data}");
+    }
+}
 
 /// Runs a test in a thread of its own; one that hangs fails.
 pub(crate) fn within(limit: Duration, work: impl FnOnce() + Send + 'static) {

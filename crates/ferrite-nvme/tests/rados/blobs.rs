@@ -3,11 +3,11 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferrite_nvme::content_store::{Blob, ContentStore, Error, RadosContent};
+use ferrite_nvme::content_store::{ContentStore, Error, RadosContent};
 use ferrite_rados::{Client, WriteOp};
 use ferrite_testkit::rng::Rng;
 
-use crate::pool::content;
+use crate::pool::{check_holes, content};
 use crate::{blob, bytes_of, objects, options, owner, together};
 
 /// Random changes of a blob, against a vector. Another client that opens it finds the same.
@@ -91,23 +91,6 @@ fn a_blob_is_what_was_written() {
         store.delete(place).unwrap();
         store.close().unwrap();
         assert_eq!(objects(&options), ["owner.0"]);
-    }
-}
-
-/// Holes read as zeros, and holes and data take turns.
-fn check_holes(blob: &dyn Blob, want: &[u8], what: &str) {
-    let (mut at, len) = (0, want.len() as u64);
-    while at < len {
-        let data = blob.next_data(at).unwrap().unwrap_or(len).min(len);
-        assert!(
-            want[at as usize..data as usize].iter().all(|&byte| byte == 0),
-            "{what}: data in a hole at {at}"
-        );
-        if data == len {
-            return;
-        }
-        at = blob.next_hole(data).unwrap();
-        assert!(at > data, "{what}: neither data nor a hole at {data}");
     }
 }
 

@@ -126,11 +126,7 @@ impl ContentStore for MemoryContent {
 
     fn reserve(&self, store: u16, count: usize, ids: &UniqueIds) -> Result<Vec<Place>> {
         check_store(store)?;
-        let place = |_| Place {
-            store,
-            name: BlobName::Unique(ids.take()),
-        };
-        Ok((0..count).map(place).collect())
+        Ok(ids.places(store, count))
     }
 
     fn create(&self, place: Place) -> Result<Arc<dyn Blob>> {
@@ -352,5 +348,9 @@ impl Blob for MemoryBlob {
     fn sync(&self) -> Result<()> {
         self.client.server.lock().sync(self.id);
         Ok(())
+    }
+
+    fn is_synced(&self) -> bool {
+        self.client.server.lock().is_synced(self.id)
     }
 }

@@ -95,7 +95,7 @@ pub(super) struct State {
 }
 
 /// A blob.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Object {
     chunks: BTreeMap<u64, Chunk>,
     /// The space that all chunks take.
@@ -104,7 +104,7 @@ pub(super) struct Object {
 }
 
 /// A part of a blob.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq)]
 struct Chunk {
     bytes: Vec<u8>,
     /// Bytes that it may have without needing space, or has.
@@ -374,6 +374,11 @@ impl State {
     pub(super) fn sync(&mut self, id: UniqueId) {
         self.arrive(|other| other == id);
         self.sync_object(id);
+    }
+
+    pub(super) fn is_synced(&self, id: UniqueId) -> bool {
+        let synced = self.synced.as_ref();
+        synced.is_none_or(|synced| synced.get(&id) == self.objects.get(&id))
     }
 
     pub(super) fn sync_all(&mut self) {

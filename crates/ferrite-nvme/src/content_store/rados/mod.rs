@@ -324,11 +324,7 @@ impl ContentStore for RadosContent {
 
     fn reserve(&self, store: u16, count: usize, ids: &UniqueIds) -> Result<Vec<Place>> {
         check_store(store)?;
-        let place = |_| Place {
-            store,
-            name: BlobName::Unique(ids.take()),
-        };
-        Ok((0..count).map(place).collect())
+        Ok(ids.places(store, count))
     }
 
     fn create(&self, place: Place) -> Result<Arc<dyn Blob>> {

@@ -1,0 +1,172 @@
+//! The bytes of one block that have yet to become a slice.
+
+use std::ops::Range;
+
+use ferrite_slices::BLOCK_BYTES;
+
+/// The unit of memory.
+const PIECE_BYTES: usize = 64 << 10;
+const PIECES: usize = BLOCK_BYTES as usize / PIECE_BYTES;
+
+/// Bytes of a block. Invariants: ranges are sorted, none is empty, and none touches the next one; every piece that a
+/// range touches has memory.
+#[derive(Debug)]
+pub(super) struct Buffer {
+    pieces: [Option<Box<[u8]>>; PIECES],
+    ranges: Vec<Range<usize>>,
+}
+
+/// The parts of a range, by piece: which piece, and from where to where in it.
+fn by_piece(range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> + Clone {
+    (range.start / PIECE_BYTES..range.end.div_ceil(PIECE_BYTES)).map(move |piece| {
+        let begins = piece * PIECE_BYTES;
+        let (from, to) = (range.start.max(begins), range.end.min(begins + PIECE_BYTES));
+        (piece, from - begins..to - begins)
+    })
+}
+
+impl Buffer {
+    pub(super) fn new() -> Buffer {
+        Buffer {
+            pieces: [const { None }; PIECES],
+            ranges: Vec::new(),
+        }
+    }
+
+    /// How many bytes it has.
+    pub(super) fn len(&self) -> u64 {
+        self.ranges.iter().map(|range| range.len() as u64).sum()
+    }
+
+    /// How much memory it takes.
+    pub(super) fn memory(&self) -> u64 {
+        (self.pieces.iter().flatten().count() * PIECE_BYTES) as u64
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.ranges
+            .first()
+            .is_some_and(|range| range.len() as u64 == BLOCK_BYTES)
+    }
+
+    /// Its ranges, in order.
+    pub(super) fn ranges(&self) -> &[Range<usize>] {
+        &self.ranges
+    }
+
+    /// Writes at an offset in the block.
+    pub(super) fn write(&mut self, at: usize, data: &[u8]) {
+        if data.is_empty() {
+            return;
+        }
+        let mut range = at..at + data.len();
+        let mut left = data;
+        for (piece, within) in by_piece(range.clone()) {
+            let (part, rest) = left.split_at(within.len());
+            let memory = self.pieces[piece].get_or_insert_with(|| vec![0; PIECE_BYTES].into_boxed_slice());
+            memory[within].copy_from_slice(part);
+            left = rest;
+        }
+        let first = self.ranges.partition_point(|one| one.end < range.start);
+        let last = self.ranges.partition_point(|one| one.start <= range.end);
+        if first < last {
+            range = range.start.min(self.ranges[first].start)..range.end.max(self.ranges[last - 1].end);
+        }
+        self.ranges.splice(first..last, [range]);
+    }
+
+    /// Forgets some bytes.
+    pub(super) fn remove(&mut self, gone: Range<usize>) {
+        if gone.is_empty() {
+            return;
+        }
+        let mut left = Vec::with_capacity(self.ranges.len() + 1);
+        for range in self.ranges.drain(..) {
+            let parts = [
+                range.start..range.end.min(gone.start),
+                range.start.max(gone.end)..range.end,
+            ];
+            left.extend(parts.into_iter().filter(|part| part.start < part.end));
+        }
+        self.ranges = left;
+        for (piece, memory) in self.pieces.iter_mut().enumerate() {
+            let begins = piece * PIECE_BYTES;
+            let is_used = |range: &Range<usize>| range.start < begins + PIECE_BYTES && range.end > begins;
+            if memory.is_some() && !self.ranges.iter().any(is_used) {
+                *memory = None;
+            }
+        }
+    }
+
+    /// All its bytes, in order.
+    pub(super) fn bytes(&self) -> impl Iterator<Item = &[u8]> + Clone {
+        self.parts_in(0..BLOCK_BYTES as usize).map(|(_, bytes)| bytes)
+    }
+
+    /// The parts of it in a range, in order.
+    pub(super) fn parts_in(&self, within: Range<usize>) -> impl Iterator<Item = (usize, &[u8])> + Clone {
+        let cut = move |range: &Range<usize>| range.start.max(within.start)..range.end.min(within.end);
+        let parts = self.ranges.iter().map(cut).filter(|part| part.start < part.end);
+        parts.flat_map(by_piece).filter_map(|(piece, range)| {
+            let memory = self.pieces[piece].as_ref()?;
+            Some((piece * PIECE_BYTES + range.start, &memory[range]))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ferrite_testkit::rng::Rng;
+
+    use super::*;
+
+    #[test]
+    fn random_writes_and_removals_match_a_model() {
+        const UNIT: usize = 4000;
+        const LEN: usize = 200;
+        for seed in 0..50 {
+            let mut rng = Rng::new(seed);
+            let (mut buffer, mut model) = (Buffer::new(), vec![None; LEN]);
+            for step in 0..60_u8 {
+                let at = rng.below(LEN as u64) as usize;
+                let len = rng.below(40).min((LEN - at) as u64) as usize;
+                if rng.below(4) == 0 {
+                    buffer.remove(at * UNIT..(at + len) * UNIT);
+                    model[at..at + len].fill(None);
+                } else {
+                    buffer.write(at * UNIT, &vec![step; len * UNIT]);
+                    model[at..at + len].fill(Some(step));
+                }
+                let mut seen = vec![None; LEN * UNIT];
+                for (at, bytes) in buffer.parts_in(0..BLOCK_BYTES as usize) {
+                    bytes.iter().zip(at..).for_each(|(&byte, at)| seen[at] = Some(byte));
+                }
+                let seen = seen.chunks(UNIT).map(|unit| {
+                    assert!(unit.iter().all(|byte| *byte == unit[0]), "seed {seed}, step {step}");
+                    unit[0]
+                });
+                assert_eq!(seen.collect::<Vec<_>>(), model, "seed {seed}, step {step}");
+                assert_eq!(buffer.len() as usize, model.iter().flatten().count() * UNIT);
+                assert_eq!(buffer.bytes().map(<[u8]>::len).sum::<usize>() as u64, buffer.len());
+                assert!(buffer.memory() >= buffer.len() && buffer.memory() <= (LEN * UNIT + PIECE_BYTES) as u64);
+                let in_order = buffer.ranges.windows(2).all(|pair| pair[0].end < pair[1].start);
+                assert!(
+                    in_order && !buffer.ranges.iter().any(Range::is_empty),
+                    "{:?}",
+                    buffer.ranges
+                );
+                let cut: usize = buffer
+                    .parts_in(50 * UNIT..90 * UNIT)
+                    .map(|(_, bytes)| bytes.len())
+                    .sum();
+                assert_eq!(cut, model[50..90].iter().flatten().count() * UNIT);
+            }
+            buffer.remove(0..BLOCK_BYTES as usize);
+            assert_eq!(buffer.memory(), 0);
+        }
+    }
+}

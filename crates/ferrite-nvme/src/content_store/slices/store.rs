@@ -1,0 +1,384 @@
+//! The things that all blobs of a pool share: the bucket and its cache, the rows, the blobs in use, and the bytes that
+//! wait.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant, SystemTime};
+
+use ferrite_checks::condvar::Condvar;
+use ferrite_checks::ranked::Mutex;
+use ferrite_meta::MetaStore;
+use ferrite_slices::{Bucket, Error as BucketError, Requests, SliceCache, SliceId, SliceMap};
+use ferrite_wal::Usage as LogUsage;
+
+use super::calls::{AnyBlob, Calls};
+use super::ids::SliceIds;
+use super::log_state::ChangeLog;
+use super::rows::Rows;
+use super::{SlicesOptions, lock_order};
+use crate::content_store::{BlobName, Error, Guard, Place, Result, Survey, UniqueId};
+
+/// Locks for loading, by the number of the blob.
+pub(super) const LOADERS: u64 = 16;
+/// How long a writer waits at a time for memory.
+const MOMENT: Duration = Duration::from_millis(100);
+
+/// The bytes of content in S3, and the work since it was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SlicesUsage {
+    /// Bytes of files.
+    pub live_bytes: u64,
+    /// Bytes that are in memory alone.
+    pub buffered_bytes: u64,
+    /// The age of the oldest change that is not durable.
+    pub oldest_change: Duration,
+    /// The last object could not be stored.
+    pub is_failing: bool,
+    /// Clean bytes in memory.
+    pub cached_bytes: u64,
+    /// Slices that readers found in memory.
+    pub cache_hits: u64,
+    /// Slices that they did not find there.
+    pub cache_misses: u64,
+    /// Blocks that were written anew, because their slices were many or mostly dead.
+    pub rewritten_blocks: u64,
+    /// Objects of dead slices that were deleted.
+    pub deleted_slices: u64,
+    /// Requests.
+    pub requests: Requests,
+    /// The log of changes, if there is one.
+    pub log: Option<LogUsage>,
+}
+
+/// The blob's id.
+pub(super) fn id_of(place: Place) -> Result<UniqueId> {
+    match (place.store, place.name) {
+        (0, BlobName::Unique(id)) => Ok(id),
+        _ => Err(Error::Damaged(format!("{place} cannot be in S3"))),
+    }
+}
+
+pub(super) fn of_bucket(error: BucketError) -> Error {
+    match error {
+        BucketError::Damaged(what) => Error::Damaged(what),
+        other => Error::Failed(other.to_string()),
+    }
+}
+
+/// A blob with changes that are not durable.
+pub(super) struct Waiting {
+    pub(super) blob: Arc<AnyBlob>,
+    pub(super) since: Instant,
+}
+
+pub(super) struct Store {
+    pub(super) rows: Rows,
+    pub(super) bucket: Bucket,
+    pub(super) cache: SliceCache,
+    pub(super) ids: SliceIds,
+    pub(super) options: SlicesOptions,
+    pub(super) log: Option<Box<ChangeLog>>,
+    /// Changes of the log are made again: nothing is published.
+    pub(super) is_replaying: AtomicBool,
+    /// Other logs may have changes.
+    pub(super) has_lost: AtomicBool,
+    /// The part of all names of objects before the ids of slices.
+    pub(super) folder: String,
+    pub(super) keeper: Calls,
+    guard: OnceLock<Guard>,
+    pub(super) loading: [Mutex<lock_order::Loading, ()>; LOADERS as usize],
+    pub(super) blobs: Mutex<lock_order::Blobs, HashMap<UniqueId, Weak<AnyBlob>>>,
+    pub(super) unpublished: Mutex<lock_order::Unpublished, HashMap<UniqueId, Waiting>>,
+    buffered: Mutex<lock_order::Buffered, Buffered>,
+    has_room: Condvar,
+    live_bytes: AtomicI64,
+    /// The same, as a reader saw it.
+    looked_at: OnceLock<u64>,
+    pub(super) rewritten_blocks: AtomicU64,
+    pub(super) deleted_slices: AtomicU64,
+    /// Objects that have arrived.
+    stored: AtomicU64,
+    is_over: AtomicBool,
+}
+
+/// Bytes in memory that have no object, and why the last one could not be stored.
+#[derive(Default)]
+struct Buffered {
+    bytes: u64,
+    failure: Option<BucketError>,
+}
+
+impl Store {
+    pub(super) fn new(
+        bucket: Bucket,
+        meta: Arc<dyn MetaStore>,
+        pool: [u8; 16],
+        (options, log): (SlicesOptions, Option<ChangeLog>),
+        keeper: Calls,
+    ) -> Arc<Store> {
+        let folder = super::folder(pool);
+        Arc::new(Store {
+            rows: Rows::new(meta),
+            cache: SliceCache::new(bucket.clone(), &folder, options.cache_bytes),
+            bucket,
+            ids: SliceIds::default(),
+            options,
+            log: log.map(Box::new),
+            is_replaying: AtomicBool::new(false),
+            has_lost: AtomicBool::new(true),
+            folder,
+            keeper,
+            guard: OnceLock::new(),
+            loading: Default::default(),
+            blobs: Mutex::default(),
+            unpublished: Mutex::default(),
+            buffered: Mutex::default(),
+            has_room: Condvar::new(),
+            live_bytes: AtomicI64::new(0),
+            looked_at: OnceLock::new(),
+            rewritten_blocks: AtomicU64::new(0),
+            deleted_slices: AtomicU64::new(0),
+            stored: AtomicU64::new(0),
+            is_over: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) fn take_over(&self, guard: Guard) -> Result<()> {
+        let in_use = || Error::Failed("this client has taken over before; connect another".into());
+        if self.guard.get().is_some() {
+            return Err(in_use());
+        }
+        let buried = self.rows.bury_staged(guard.epoch, self.time_of_death(true))?;
+        if buried > 0 {
+            tracing::info!(slices = buried, "slices that an earlier owner had staged go later");
+        }
+        self.live_bytes.store(self.rows.take_usage()? as i64, Ordering::Relaxed);
+        self.ids.begin(guard.epoch);
+        self.guard.set(guard).map_err(|_| in_use())
+    }
+
+    /// Refuses changes of a client that has not taken over, or has ended.
+    pub(super) fn check_changes(&self) -> Result<()> {
+        self.rows.health()?;
+        match self.guard.get() {
+            Some(_) if !self.is_over() => Ok(()),
+            _ => Err(Error::Failed("the content is not open for changes".into())),
+        }
+    }
+
+    pub(super) fn epoch(&self) -> Option<u64> {
+        self.guard.get().map(|guard| guard.epoch)
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Ids for slices, which are staged.
+    ///
+    /// # Errors
+    /// Never that there is no space: buffers have changed already.
+    pub(super) fn take_ids(&self, count: usize) -> Result<Vec<SliceId>> {
+        self.ids.take(&self.rows, count).map_err(|error| match error {
+            Error::NoSpace => {
+                Error::Failed("the store of metadata is full; delete something, or give it more space".into())
+            }
+            other => other,
+        })
+    }
+
+    /// Seconds since 1970.
+    pub(super) fn now() -> u64 {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        now.unwrap_or_default().as_secs()
+    }
+
+    /// When the object of a slice that dies now may go. `is_fresh`: it may still be on its way.
+    pub(super) fn time_of_death(&self, is_fresh: bool) -> u64 {
+        let grace = if is_fresh { self.options.grace } else { Duration::ZERO };
+        Store::now() + (self.options.keep + grace).as_secs()
+    }
+
+    /// The last handle of a blob is gone.
+    pub(super) fn forget(&self, id: UniqueId) {
+        let mut blobs = self.blobs.lock();
+        if blobs.get(&id).is_some_and(|blob| blob.strong_count() == 0) {
+            blobs.remove(&id);
+        }
+    }
+
+    /// A blob has changes: it stays in memory until they are published. The caller has the blob's state locked.
+    pub(super) fn note_changes(&self, id: UniqueId, blob: &Arc<impl Any + Send + Sync>) {
+        if self.is_over() {
+            return;
+        }
+        self.unpublished.lock().entry(id).or_insert_with(|| Waiting {
+            blob: Arc::clone(blob) as Arc<AnyBlob>,
+            since: Instant::now(),
+        });
+    }
+
+    /// A blob has none any more.
+    ///
+    /// Returns what kept it in memory. The caller has the blob's state locked, and drops it without locks.
+    #[must_use]
+    pub(super) fn note_published(&self, id: UniqueId) -> Option<Arc<AnyBlob>> {
+        self.unpublished.lock().remove(&id).map(|waiting| waiting.blob)
+    }
+
+    /// A blob has others, which came while earlier ones were published.
+    pub(super) fn note_left(&self, id: UniqueId) {
+        if let Some(waiting) = self.unpublished.lock().get_mut(&id) {
+            waiting.since = Instant::now();
+        }
+    }
+
+    /// Counts bytes that have no object yet, and those that have got one.
+    pub(super) fn count_buffered(&self, more: u64, less: u64) {
+        if more == less {
+            return;
+        }
+        let mut buffered = self.buffered.lock();
+        buffered.bytes = (buffered.bytes + more).saturating_sub(less);
+        drop(buffered);
+        if less > more {
+            self.has_room.notify_all();
+        }
+    }
+
+    /// An object was stored, or was not.
+    pub(super) fn note_outcome(&self, failure: Option<&BucketError>) {
+        if failure.is_none() {
+            self.stored.fetch_add(1, Ordering::Relaxed);
+        }
+        let mut buffered = self.buffered.lock();
+        if let (Some(error), None) = (failure, &buffered.failure) {
+            tracing::warn!(%error, "content could not be stored; it stays in memory, and is sent again");
+        }
+        buffered.failure = failure.cloned();
+    }
+
+    /// Why the last object could not be stored, if it could not.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.buffered.lock().failure.as_ref().map(ToString::to_string)
+    }
+
+    pub(super) fn is_short_of_memory(&self) -> bool {
+        self.buffered.lock().bytes > self.options.buffer_bytes
+    }
+
+    /// Waits until there is memory for so many bytes more.
+    ///
+    /// # Errors
+    /// [`Error::Failed`]: objects have not been stored for long.
+    pub(super) fn wait_for_room(&self, more: u64) -> Result<()> {
+        let mut stored = self.stored();
+        let mut until = Instant::now() + self.options.publish_timeout;
+        let mut buffered = self.buffered.lock();
+        while buffered.bytes > 0 && buffered.bytes + more > self.options.buffer_bytes {
+            if self.stored() != stored {
+                (stored, until) = (self.stored(), Instant::now() + self.options.publish_timeout);
+            }
+            if Instant::now() > until || self.is_over() {
+                let failure = buffered.failure.clone();
+                return Err(self.not_stored(failure.as_ref()));
+            }
+            // Buffers of blobs that nobody changes become slices.
+            self.keeper.call();
+            self.has_room.wait_for(&mut buffered, MOMENT);
+        }
+        Ok(())
+    }
+
+    /// How many objects have arrived.
+    pub(super) fn stored(&self) -> u64 {
+        self.stored.load(Ordering::Relaxed)
+    }
+
+    /// Why content is not stored yet.
+    pub(super) fn not_stored(&self, failure: Option<&BucketError>) -> Error {
+        let slow = || format!("{}: it takes content too slowly", self.bucket.place());
+        Error::Failed(failure.map_or_else(slow, ToString::to_string))
+    }
+
+    /// The bytes of files have become more, or fewer.
+    pub(super) fn count_live(&self, before: u64, after: u64) {
+        self.live_bytes
+            .fetch_add(after as i64 - before as i64, Ordering::Relaxed);
+    }
+
+    /// The bytes of files that rows name.
+    pub(super) fn live_bytes(&self) -> u64 {
+        match self.guard.get() {
+            Some(_) => self.live_bytes.load(Ordering::Relaxed).max(0) as u64,
+            // Somebody else may change it; a reader has it as of its first look.
+            None => *self.looked_at.get_or_init(|| self.rows.usage().unwrap_or(0)),
+        }
+    }
+
+    pub(super) fn usage(&self) -> SlicesUsage {
+        let (cache_hits, cache_misses) = self.cache.hits_and_misses();
+        let oldest = self
+            .unpublished
+            .lock()
+            .values()
+            .map(|waiting| waiting.since.elapsed())
+            .max();
+        let (buffered_bytes, is_failing) = {
+            let buffered = self.buffered.lock();
+            (buffered.bytes, buffered.failure.is_some())
+        };
+        SlicesUsage {
+            live_bytes: self.live_bytes(),
+            buffered_bytes,
+            oldest_change: oldest.unwrap_or_default(),
+            is_failing,
+            cached_bytes: self.cache.bytes(),
+            cache_hits,
+            cache_misses,
+            rewritten_blocks: self.rewritten_blocks.load(Ordering::Relaxed),
+            deleted_slices: self.deleted_slices.load(Ordering::Relaxed),
+            requests: self.bucket.requests(),
+            log: self.log.as_deref().map(|log| log.wal.usage()),
+        }
+    }
+
+    pub(super) fn survey(&self) -> Result<Survey> {
+        let mut survey = Survey::default();
+        let mut blobs = Vec::new();
+        self.rows.each_blob_row(|at, value| match at {
+            Some((place, None)) => blobs.push(place),
+            Some((place, Some(chunk))) => {
+                if SliceMap::default().add_chunk(chunk, value).is_none() {
+                    survey
+                        .damage
+                        .push(format!("the row of chunk {chunk} of {place} cannot be read"));
+                }
+            }
+            None => survey.damage.push("a row of a blob has a key that cannot be".into()),
+        })?;
+        survey.blobs = Some(blobs);
+        Ok(survey)
+    }
+
+    /// Ends it: nothing is left to be published.
+    pub(super) fn end(&self) -> Result<()> {
+        if self.guard.get().is_some() && !self.is_over.swap(true, Ordering::AcqRel) {
+            self.ids.end(&self.rows)?;
+            self.rows
+                .keep_usage(self.live_bytes.load(Ordering::Relaxed).max(0) as u64)?;
+        }
+        Ok(())
+    }
+
+    /// Ends it as it is.
+    pub(super) fn abandon(&self) {
+        self.is_over.store(true, Ordering::Release);
+        self.has_room.notify_all();
+        let gone = std::mem::take(&mut *self.unpublished.lock());
+        drop(gone);
+    }
+}

@@ -1,0 +1,223 @@
+//! Counting for quotas: the reservations that steps make, and the counts of an opening.
+//!
+//! Invariants: each step that makes, removes or resizes an inode, or changes its extended attributes, reserves that
+//! before it has any effect, and gives it back unless it is committed. The counts are in memory; a clean close keeps
+//! them (`Q`), and an opening after a crash counts anew.
+
+use std::sync::Arc;
+
+use ferrite_vfs::{FsError, Ino, Outcome, QuotaUsage, ROOT_INO, Result};
+
+use crate::core::{Core, Step};
+use crate::format::key;
+use crate::format::node::Node;
+use crate::format::quota::QuotaRecord;
+use crate::housekeeper::MANY;
+use crate::inode_ref::InodeRef;
+use crate::quotas::{Change, Tally, in_pages, usage_of, usage_of_xattrs};
+
+fn gives_up(change: &Change) -> bool {
+    let (before, after) = (change.before.1, change.after.1);
+    before.bytes > after.bytes || before.inodes > after.inodes
+}
+
+impl Step<'_> {
+    fn reserve(&mut self, change: Change) -> Result<()> {
+        if (change.before.0, change.after.0) != (0, 0) {
+            // Whatever an earlier change of the step gives up is there for this one.
+            let mut changes = match self.reserved.0.pop_if(|(_, changes)| changes.iter().any(gives_up)) {
+                Some((charge, changes)) => {
+                    drop(charge);
+                    changes
+                }
+                None => Vec::new(),
+            };
+            changes.push(change);
+            let charge = self.core().quotas.charge(&changes, self.is_limited)?;
+            self.reserved.0.push((charge, changes));
+        }
+        Ok(())
+    }
+
+    /// The step makes an inode, which has no extended attributes yet.
+    pub(crate) fn count_new(&mut self, ino: Ino, node: &Node) -> Result<()> {
+        self.reserve(Change {
+            ino,
+            before: (node.quota, QuotaUsage::default()),
+            after: (node.quota, usage_of(node)),
+            is_own: false,
+        })
+    }
+
+    /// The step removes an inode whose extended attributes take so many bytes.
+    pub(crate) fn count_gone(&mut self, ino: Ino, node: &Node, xattr_bytes: u64) -> Result<()> {
+        self.reserve(Change {
+            ino,
+            before: (node.quota, usage_of(node).plus(usage_of_xattrs(xattr_bytes), 1)),
+            after: (node.quota, QuotaUsage::default()),
+            is_own: node.has_own_quota(ino),
+        })
+    }
+
+    /// The step gives a file another size.
+    pub(crate) fn count_size(&mut self, ino: Ino, node: &Node, size: u64) -> Result<()> {
+        let bytes = in_pages(size);
+        let after = QuotaUsage { bytes, inodes: 1 };
+        self.reserve(Change {
+            ino,
+            before: (node.quota, usage_of(node)),
+            after: (node.quota, after),
+            is_own: false,
+        })
+    }
+
+    /// The step changes the bytes of the extended attributes of an inode that this quota counts.
+    pub(crate) fn count_xattrs(&mut self, ino: Ino, quota: Ino, before: u64, after: u64) -> Result<()> {
+        self.reserve(Change {
+            ino,
+            before: (quota, usage_of_xattrs(before)),
+            after: (quota, usage_of_xattrs(after)),
+            is_own: false,
+        })
+    }
+
+    /// The step has another quota count an inode.
+    pub(crate) fn count_move(&mut self, ino: Ino, node: &Node, xattr_bytes: u64, to: Ino) -> Result<()> {
+        let usage = usage_of(node).plus(usage_of_xattrs(xattr_bytes), 1);
+        self.reserve(Change {
+            ino,
+            before: (node.quota, usage),
+            after: (to, usage),
+            is_own: false,
+        })
+    }
+}
+
+impl Core {
+    /// How many bytes the record of an inode's extended attributes has, if a quota counts them.
+    pub(crate) fn xattr_bytes(&self, ino: Ino, quota: Ino, has: bool) -> Result<u64> {
+        if quota == 0 || !has {
+            return Ok(0);
+        }
+        let value = self.meta.get(&key::xattrs(ino))?;
+        Ok(value.map_or(0, |value| value.len() as u64))
+    }
+
+    /// The inodes that name the quota of a directory, the directory itself aside. Reads all nodes.
+    pub(crate) fn inodes_naming(self: &Arc<Core>, quota: Ino) -> Result<Vec<InodeRef>> {
+        let mut inos = Vec::new();
+        self.each(b'N', |key, value| {
+            let names_it = Node::decode(value).is_some_and(|node| node.quota == quota);
+            inos.extend(key::ino_of(key).filter(|&ino| names_it && ino != quota));
+        })?;
+        let mut left = Vec::new();
+        for ino in inos {
+            match self.pin(ino) {
+                Ok(inode) => left.push(inode),
+                // It is being removed, and counts no more.
+                Err(FsError::Stale) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(left)
+    }
+
+    /// How much these inodes use, as they are now.
+    pub(crate) fn usage_of_all(&self, inodes: &[InodeRef]) -> Result<QuotaUsage> {
+        let mut sum = QuotaUsage::default();
+        for inode in inodes {
+            let state = inode.read()?;
+            let xattrs = self.xattr_bytes(inode.ino, state.node.quota, state.node.has_xattrs)?;
+            sum = sum.plus(usage_of(&state.node), 1).plus(usage_of_xattrs(xattrs), 1);
+        }
+        Ok(sum)
+    }
+
+    /// Whether the counts of the last close hold for an opening: it was clean, and left no work that changes what
+    /// quotas count, nor inodes whose quotas are hard to place. Asked before that work is done.
+    pub(crate) fn keeps_counts(&self, was_clean: bool) -> Result<bool> {
+        Ok(was_clean && !(self.has_any(b'Q')? && (self.has_any(b'D')? || self.has_any(b'O')?)))
+    }
+
+    /// Reads the quotas, with their usage as the last close left it if that `is_kept`; otherwise counts.
+    pub(crate) fn load_quotas(&self, is_kept: bool) -> Result<()> {
+        let mut records = Vec::new();
+        self.each(b'Q', |key, value| {
+            if let Some(dir) = key::ino_of(key) {
+                // A check finds one that cannot be read; until then it limits nothing.
+                records.push((dir, QuotaRecord::decode(value).unwrap_or_default()));
+            }
+        })?;
+        records.retain(|(_, record)| !record.has_ended);
+        let mut found = Vec::new();
+        for (dir, record) in records {
+            found.push((dir, record.limits, self.quota_around(dir)?, record.used));
+        }
+        if is_kept || found.is_empty() {
+            self.quotas.restore(found.into_iter());
+            return Ok(());
+        }
+        let mut tally = Tally::default();
+        self.each(b'N', |key, value| {
+            if let (Some(ino), Some(node)) = (key::ino_of(key), Node::decode(value)) {
+                tally.node(ino, &node);
+            }
+        })?;
+        self.each(b'A', |key, value| {
+            if let Some(ino) = key::ino_of(key) {
+                tally.xattrs(ino, value.len() as u64);
+            }
+        })?;
+        let limits = found.into_iter().map(|(dir, limits, around, _)| (dir, limits, around));
+        self.quotas.load(limits.collect(), &tally.used);
+        Ok(())
+    }
+
+    /// Removes the records of quotas that ended, and whose directories are gone.
+    pub(crate) fn drop_ended_quotas(&self) -> Result<()> {
+        let mut ended = Vec::new();
+        self.each(b'Q', |key, value| {
+            if QuotaRecord::decode(value).is_some_and(|record| record.has_ended) {
+                ended.extend(key::ino_of(key));
+            }
+        })?;
+        for dir in ended {
+            if self.meta.get(&key::node(dir))?.is_none() {
+                let mut step = self.own_step()?;
+                step.txn.delete(&key::quota(dir))?;
+                step.commit(|| Outcome::Done)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The quota that a directory with one of its own lies in.
+    fn quota_around(&self, dir: Ino) -> Result<Ino> {
+        let node = |ino: Ino| -> Result<Option<Node>> {
+            let value = self.meta.get(&key::node(ino))?;
+            Ok(value.and_then(|value| Node::decode(&value)))
+        };
+        let parent = node(dir)?.map_or(ROOT_INO, |node| node.parent);
+        match dir == ROOT_INO {
+            true => Ok(0),
+            false => Ok(node(parent)?.map_or(0, |parent| parent.quota)),
+        }
+    }
+
+    /// Keeps the usage of quotas for the next opening. Nothing changes before the pool is closed.
+    pub(crate) fn keep_quotas(&self) -> Result<()> {
+        for some in self.quotas.all().chunks(MANY) {
+            let mut step = self.own_step()?;
+            for &(dir, _) in some {
+                if let Some((limits, used)) = self.quotas.find(dir) {
+                    // A step that deletes has space reserved in a full store, which must be closed, too.
+                    step.txn.delete(&key::quota(dir))?;
+                    step.txn
+                        .put(&key::quota(dir), &QuotaRecord::of(limits, used).encode())?;
+                }
+            }
+            step.commit(|| Outcome::Done)?;
+        }
+        Ok(())
+    }
+}
