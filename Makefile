@@ -85,11 +85,11 @@ unit:
 	# The crash explorer and the crash tests on engines with seeded bugs: they must find each one.
 	scripts/run-tests.py --only ferrite-crash/seeded_bugs --only ferrite-crash/remote=mistakes \
 		--only ferrite-fs/regions_crash --only ferrite-blob/crash --only ferrite-nvme/crash \
-		--only ferrite-nvme/content_faults=mistakes \
-		--only ferrite-meta/owned=mistakes \
-		-p ferrite-crash -p ferrite-fs -p ferrite-blob -p ferrite-nvme -p ferrite-meta \
-		--features ferrite-crash/seeded-bugs,ferrite-blob/seeded-bugs,ferrite-nvme/seeded-bugs,ferrite-meta/seeded-bugs \
-		--test seeded_bugs --test remote --test regions_crash --test crash --test content_faults --test owned
+		--only ferrite-nvme/content_faults=mistakes --only ferrite-nvme/slice_mistakes=mistakes \
+		--only ferrite-meta/owned=mistakes --only ferrite-wal/crash \
+		-p ferrite-crash -p ferrite-fs -p ferrite-blob -p ferrite-nvme -p ferrite-meta -p ferrite-wal \
+		--features ferrite-crash/seeded-bugs,ferrite-blob/seeded-bugs,ferrite-nvme/seeded-bugs,ferrite-nvme/s3,ferrite-meta/seeded-bugs,ferrite-wal/seeded-bugs \
+		--test seeded_bugs --test remote --test regions_crash --test crash --test content_faults --test slice_mistakes --test owned
 
 # Long tests that go through all mappings by themselves.
 ON_ALL_MAPPINGS := posix_rules random_operations concurrent_histories suites_with_data_checksums long_loops_on_64_mib \

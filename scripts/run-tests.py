@@ -37,6 +37,7 @@ ALONE = ["recovery_time", "quick", "mount_memory", "rings"]
 BOTH_WAYS = [
     "mount_basic",
     "mount_calls",
+    "mount_flags",
     "mount_memory",
     "posix_mount",
     "mount_locks",

