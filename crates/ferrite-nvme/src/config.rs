@@ -26,7 +26,7 @@
 //!
 //! ```toml
 //! [data]
-//! s3 = "s3://bucket/prefix"     # and endpoint, region, credentials, profile, cache, buffer, keep_s
+//! s3 = "s3://bucket/prefix"     # and more words, which docs/s3.md has
 //!
 //! [tier]                        # may be absent
 //! device = "/dev/nvme3n1"       # a log in front of the bucket; of a file, its size, too
@@ -54,7 +54,7 @@ use crate::format::node::INLINE_BYTES_MAX;
 use crate::small::SMALL_BYTES_MAX;
 
 pub use data_place::{Data, DataPlace, Rados};
-pub use s3::S3;
+pub use s3::{Compression, S3};
 pub use tier::{Tier, TierMode};
 
 /// A pool's parts.
@@ -250,7 +250,10 @@ impl Config {
                 let files = std::iter::once(&mut rados.conf).chain(&mut rados.keyring);
                 files.for_each(|file| *file = base.join(&*file));
             }
-            DataPlace::S3(s3) => s3.credentials.iter_mut().for_each(|file| *file = base.join(&*file)),
+            DataPlace::S3(s3) => {
+                let files = [&mut s3.credentials, &mut s3.encryption_key, &mut s3.disk_cache];
+                files.into_iter().flatten().for_each(|file| *file = base.join(&*file));
+            }
         }
         if let Some(tier) = &mut config.tier {
             tier.device = base.join(&tier.device);

@@ -1,7 +1,7 @@
 //! Pools whose content is in S3: making one, opening one, and what there is to show of it.
 //!
-//! The prefix belongs to the pool: an object there, `pool.json`, names it. It is made last, so that nobody opens a pool
-//! that is half made, and goes first when a pool is replaced. Objects have the pool's id in their names, too.
+//! The prefix belongs to the pool: an object there names it (`pool_object`). It is made last, so that nobody opens a
+//! pool that is half made, and goes first when a pool is replaced. Objects have the pool's id in their names, too.
 //!
 //! Epochs continue above those of the metadata and of all objects: metadata that was restored from a backup does not
 //! know the last ones, and ids of slices contain them. A listing of a page finds them.
@@ -15,25 +15,24 @@ mod present {
 
     use ferrite_blob::device::uring::Reactor;
     use ferrite_meta::MetaStore;
-    use ferrite_slices::{Address, Bucket, ConnectOptions, SliceId};
+    use ferrite_slices::{Address, Bucket, Codec, ConnectOptions, DiskCache, SliceId};
     use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
 
     use crate::config::{Config, S3, Tier, TierMode};
     use crate::content_store::slices::{SLICES, folder};
     use crate::content_store::{
-        Blob, Comparison, Guard, Place, SlicesContent, SlicesOptions, SlicesUsage, SlicesView, StagedElsewhere,
+        Blob, Comparison, Guard, Place, SlicesContent, SlicesOptions, SlicesParts, SlicesUsage, SlicesView,
+        StagedElsewhere,
     };
+    use crate::format::key;
     use crate::metadata::Opening;
     use crate::open::{self, Options};
+    use crate::pool_object::{NAME, PoolObject, failed, hex};
     use crate::refusal::{Result, invalid, of_fs, refuse};
     use crate::{device, metadata, tier};
 
     /// A volume has one shard.
     const SHARD: u64 = 0;
-    /// The object that names the pool.
-    const POOL: &str = "pool.json";
-    /// It is shorter.
-    const POOL_BYTES_MAX: u64 = 4096;
     /// No pool is opened so often.
     const EPOCH_MAX: u64 = 1 << 23;
     /// Owners that metadata which was restored does not know, at most.
@@ -76,14 +75,6 @@ mod present {
         }
     }
 
-    fn failed(error: &ferrite_slices::Error) -> VolumeError {
-        let kind = match error {
-            ferrite_slices::Error::Damaged(_) => VolumeErrorKind::Damaged,
-            _ => VolumeErrorKind::Medium,
-        };
-        refuse(kind, error.to_string()).with_name_in_text()
-    }
-
     fn foreign(text: String) -> VolumeError {
         refuse(VolumeErrorKind::Foreign, text).with_name_in_text()
     }
@@ -99,32 +90,6 @@ mod present {
         Bucket::connect(&address, &options).map_err(|error| failed(&error))
     }
 
-    fn named(pool: [u8; 16]) -> String {
-        format!("{{\"ferrite\": 1, \"pool\": \"{:032x}\"}}\n", u128::from_be_bytes(pool))
-    }
-
-    /// The pool that has the prefix: `None` if none has.
-    fn pool_there(bucket: &Bucket) -> Result<Option<[u8; 16]>> {
-        let object = match bucket.get_now(POOL, POOL_BYTES_MAX) {
-            Ok(object) => object,
-            Err(ferrite_slices::Error::NotFound(_)) => return Ok(None),
-            Err(error) => return Err(failed(&error)),
-        };
-        let found: Option<serde_json::Value> = serde_json::from_slice(&object).ok();
-        let pool = found.as_ref().and_then(|found| {
-            let is_known = found.get("ferrite")?.as_u64()? == 1;
-            let pool = u128::from_str_radix(found.get("pool")?.as_str()?, 16).ok()?;
-            is_known.then_some(pool.to_be_bytes())
-        });
-        match pool {
-            Some(pool) => Ok(Some(pool)),
-            None => Err(foreign(format!(
-                "{}/{POOL}: it is not of this version of Ferrite; name another prefix",
-                bucket.place()
-            ))),
-        }
-    }
-
     /// Makes an empty pool. With `force`, what a pool has there is lost. A crash in between leaves a prefix without a
     /// pool, in which one can be made with `force`. The root directory belongs to `owner`.
     ///
@@ -132,24 +97,28 @@ mod present {
     /// The prefix or the metadata belongs to a pool, unless forced; it holds something else; errors of both.
     pub(crate) fn make(config: &Config, s3: &S3, force: bool, owner: (u32, u32)) -> Result<()> {
         let bucket = connect(s3)?;
+        let object = PoolObject::new(device::random(), s3)?;
         let reactor = device::reactor(config)?;
         check_vacant(&bucket, force)?;
         match force {
             true => replace(config, &reactor, &bucket)?,
             false => metadata::clear(config, false)?,
         }
-        let (uuid, place) = (device::random(), config.metadata_place());
+        let (uuid, place) = (object.pool, config.metadata_place());
         if let Some(tier) = &config.tier {
             tier::make(tier, &reactor, uuid, force)?;
         }
         let store = metadata::open(config, &reactor, Opening::New)?;
         open::format_for(&*store, uuid, device::random(), (1, true), owner).map_err(|error| of_fs(&place, &error))?;
         let of_meta = |error| metadata::of_meta(&place, &error);
+        if let Some(content_key) = object.key() {
+            let mut txn = store.begin();
+            let put = txn.put(key::CONTENT_KEY, content_key);
+            put.and_then(|()| txn.commit()).map_err(of_meta)?;
+        }
         store.sync().map_err(of_meta)?;
         // Last: without it, nobody opens the pool.
-        bucket
-            .put_now(POOL, named(uuid).into())
-            .map_err(|error| failed(&error))?;
+        object.store(&bucket)?;
         store.close().map_err(of_meta)
     }
 
@@ -162,10 +131,10 @@ mod present {
         };
         let ours = old.as_ref().and_then(|store| open::read_record(&**store).ok());
         let ours = ours.map(|record| record.uuid);
-        match pool_there(bucket)? {
-            Some(there) if Some(there) != ours => {
+        match PoolObject::read(bucket)? {
+            Some(there) if Some(there.pool) != ours => {
                 return Err(foreign(format!(
-                    "{}: it belongs to a pool that {} does not know, and that may be in use; remove the object {POOL} \
+                    "{}: it belongs to a pool that {} does not know, and that may be in use; remove the object {NAME} \
                      there if it is not, or name another prefix",
                     bucket.place(),
                     config.metadata_place()
@@ -180,7 +149,7 @@ mod present {
     /// Refuses a prefix that holds something.
     fn check_vacant(bucket: &Bucket, force: bool) -> Result<()> {
         let place = bucket.place();
-        let is_ours = |name: &str| name == POOL || is_slice(name);
+        let is_ours = |name: &str| name == NAME || is_slice(name);
         let found = bucket.list_now("", "", PAGE_NAMES).map_err(|error| failed(&error))?;
         if let Some(other) = found.iter().find(|object| !is_ours(&object.name)) {
             return Err(foreign(format!(
@@ -206,7 +175,7 @@ mod present {
     /// Removes what a pool has there; its name first. Objects that are no slices stay, and are an error.
     fn empty(bucket: &Bucket) -> Result<()> {
         let of_bucket = |error| failed(&error);
-        bucket.delete_now(vec![POOL.into()]).map_err(of_bucket)?;
+        bucket.delete_now(vec![NAME.into()]).map_err(of_bucket)?;
         loop {
             let page = bucket.list_now(SLICES, "", PAGE_NAMES).map_err(of_bucket)?;
             if page.is_empty() {
@@ -284,23 +253,7 @@ mod present {
             );
             return Err(invalid(text).with_name_in_text());
         }
-        match pool_there(&bucket)? {
-            Some(pool) if pool == record.uuid => {}
-            Some(_) => {
-                let text = format!(
-                    "{}: it belongs to another pool; is it the right prefix?",
-                    bucket.place()
-                );
-                return Err(foreign(text));
-            }
-            None => {
-                let text = format!(
-                    "{}: it holds no content of Ferrite; is it the right bucket and prefix?",
-                    bucket.place()
-                );
-                return Err(foreign(text));
-            }
-        }
+        let codec = codec_of(config, s3, &bucket, (&*store, record.uuid))?;
         let there = match options.read_only {
             true => None,
             false => epoch_there(&bucket, record.uuid, record.epoch)?,
@@ -324,7 +277,12 @@ mod present {
         let place = config.content_place();
         let tier = config.tier.as_ref().filter(|_| !options.read_only);
         let log = tier.map(|tier| tier::open(tier, &reactor, record.uuid)).transpose()?;
-        let content = SlicesContent::with_log(bucket, Arc::clone(&store), record.uuid, of_content, log)
+        let parts = SlicesParts {
+            codec,
+            log,
+            disk: disk_of(s3, record.uuid, guard.epoch, options.read_only)?,
+        };
+        let content = SlicesContent::with(bucket, Arc::clone(&store), record.uuid, of_content, parts)
             .map_err(|error| of_fs(&place, &error.into()))?;
         let view = content.view();
         let there = || tier::id_there(config.tier.as_ref()?, &reactor);
@@ -333,6 +291,31 @@ mod present {
         let fs =
             open::assemble_with(Box::new(store), Box::new(content), options).map_err(|error| of_fs(&place, &error))?;
         Ok((fs, shown))
+    }
+
+    /// How the objects of the pool are made and read that this metadata is of.
+    fn codec_of(config: &Config, s3: &S3, bucket: &Bucket, (store, pool): (&dyn MetaStore, [u8; 16])) -> Result<Codec> {
+        let place = bucket.place();
+        match PoolObject::read(bucket)? {
+            Some(object) if object.pool == pool => {
+                let content_key = store.get(key::CONTENT_KEY);
+                let of_meta = |error| metadata::of_meta(&config.metadata_place(), &error);
+                object.with_key(content_key.map_err(of_meta)?).codec(bucket, s3)
+            }
+            Some(_) => Err(foreign(format!(
+                "{place}: it belongs to another pool; is it the right prefix?"
+            ))),
+            None => Err(foreign(format!(
+                "{place}: it holds no content of Ferrite; is it the right bucket and prefix?"
+            ))),
+        }
+    }
+
+    /// The disk for clean slices, which a pool has that is opened for changes.
+    fn disk_of(s3: &S3, pool: [u8; 16], epoch: u64, is_read_only: bool) -> Result<Option<DiskCache>> {
+        let dir = s3.disk_cache.as_deref().filter(|_| !is_read_only);
+        let disk = dir.map(|dir| DiskCache::open(&dir.join(hex(&pool)), s3.disk_cache_size, epoch));
+        disk.transpose().map_err(|error| failed(&error))
     }
 
     /// When changes are published that nobody asks for: with a log they are safe before.
@@ -344,8 +327,15 @@ mod present {
     /// Looks at the bucket of a pool, and changes nothing.
     pub(crate) fn look(s3: &S3) -> Result<String> {
         let bucket = connect(s3)?;
-        match pool_there(&bucket)? {
-            Some(pool) => Ok(format!("it has pool {:032x}", u128::from_be_bytes(pool))),
+        match PoolObject::read(&bucket)? {
+            Some(object) => {
+                object.codec(&bucket, s3)?;
+                let encrypted = if object.is_encrypted() { ", encrypted" } else { "" };
+                Ok(format!(
+                    "it has pool {:032x}{encrypted}",
+                    u128::from_be_bytes(object.pool)
+                ))
+            }
             None => Err(foreign(format!("{}: it holds no content of Ferrite", bucket.place()))),
         }
     }

@@ -17,7 +17,7 @@ use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
-use object_store::{ObjectStore, ObjectStoreExt, PutMode};
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutPayload};
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 
@@ -52,6 +52,8 @@ struct Inner {
     runtime: Option<Runtime>,
     reads: Semaphore,
     changes: Semaphore,
+    /// Objects that are in memory to be stored.
+    objects: Semaphore,
     requests: Counters,
     hedge: Hedge,
     /// The service does not know conditional requests.
@@ -193,6 +195,7 @@ impl Bucket {
             runtime: Some(runtime),
             reads: Semaphore::new(READS_MAX),
             changes: Semaphore::new(CHANGES_MAX),
+            objects: Semaphore::new(CHANGES_MAX),
             requests: Counters::default(),
             hedge: Hedge::default(),
             is_unconditional: AtomicBool::new(false),
@@ -260,7 +263,7 @@ impl Bucket {
     ///
     /// # Errors
     /// [`Error::Exists`]: it has other bytes. After all others it may be there, or come.
-    pub async fn put(&self, name: &str, object: Bytes) -> Result<()> {
+    pub async fn put(&self, name: &str, object: PutPayload) -> Result<()> {
         let mut pause = PAUSE_MIN;
         for _ in 1..PUTS_MAX {
             match self.put_once(name, object.clone()).await {
@@ -275,18 +278,15 @@ impl Bucket {
         self.put_once(name, object).await
     }
 
-    async fn put_once(&self, name: &str, object: Bytes) -> Result<()> {
+    async fn put_once(&self, name: &str, object: PutPayload) -> Result<()> {
         let path = Path::from(name);
         self.0.requests.puts.fetch_add(1, Ordering::Relaxed);
         self.0
             .requests
             .sent_bytes
-            .fetch_add(object.len() as u64, Ordering::Relaxed);
+            .fetch_add(object.content_length() as u64, Ordering::Relaxed);
         if !self.0.is_unconditional.load(Ordering::Relaxed) {
-            let create = self
-                .0
-                .store
-                .put_opts(&path, object.clone().into(), PutMode::Create.into());
+            let create = self.0.store.put_opts(&path, object.clone(), PutMode::Create.into());
             let done = self.send(&self.0.changes, name, async {
                 match create.await {
                     Err(
@@ -303,9 +303,9 @@ impl Bucket {
                 Ok(false) => self.0.is_unconditional.store(true, Ordering::Relaxed),
                 // A request that was repeated finds what it has stored.
                 Err(error @ Error::Exists(_)) => {
-                    let found = self.get(name, object.len() as u64).await;
+                    let found = self.get(name, object.content_length() as u64).await;
                     return match found {
-                        Ok(found) if found == object => Ok(()),
+                        Ok(found) if found == Bytes::from(object) => Ok(()),
                         Ok(_) | Err(Error::Damaged(_)) => Err(error),
                         Err(other) => Err(other),
                     };
@@ -313,31 +313,48 @@ impl Bucket {
                 Err(error) => return Err(error),
             }
         }
-        let put = self.0.store.put(&path, object.into());
+        let put = self.0.store.put(&path, object);
         self.send(&self.0.changes, name, put).await.map(drop)
     }
 
-    /// Stores an object as [`Self::put`] does, again and again until that succeeds. `heard` gets the outcome of each
-    /// attempt, and says whether to go on after a failure.
-    pub fn keep_putting(
+    /// Stores an object as [`Self::put`] does, again and again until that succeeds. `object` gives it when it has its
+    /// turn, so only some objects are in memory because they are sent; `None` ends the attempts. `heard` gets the
+    /// outcome of each attempt, and says whether to try again after a failure.
+    pub(crate) fn keep_putting(
         &self,
         name: String,
-        object: Bytes,
+        object: impl Fn() -> Result<Option<PutPayload>> + Send + Sync + 'static,
         mut heard: impl FnMut(Result<()>) -> bool + Send + 'static,
-    ) -> Started<()> {
+    ) {
         let bucket = self.clone();
         self.start(async move {
             let mut pause = PAUSE_MIN;
-            loop {
-                let done = bucket.put(&name, object.clone()).await;
+            while let Some(done) = bucket.put_in_turn(&name, &object).await {
                 let is_done = done.is_ok();
                 if !heard(done) || is_done {
-                    return Ok(());
+                    break;
                 }
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(PAUSE_MAX);
             }
-        })
+            Ok(())
+        });
+    }
+
+    /// `None`: there is no object any more.
+    async fn put_in_turn(
+        &self,
+        name: &str,
+        object: &(impl Fn() -> Result<Option<PutPayload>> + Sync),
+    ) -> Option<Result<()>> {
+        let Ok(_turn) = self.0.objects.acquire().await else {
+            return Some(Err(Error::Failed(format!("{}: closed", self.place()))));
+        };
+        match tokio::task::block_in_place(object) {
+            Ok(Some(object)) => Some(self.put(name, object).await),
+            Ok(None) => None,
+            Err(error) => Some(Err(error)),
+        }
     }
 
     /// Reads an object of at most so many bytes. One that takes unusually long is read twice at once.
@@ -430,7 +447,7 @@ impl Bucket {
     /// As of [`Self::put`].
     pub fn put_now(&self, name: &str, object: Bytes) -> Result<()> {
         let (bucket, name) = (self.clone(), name.to_owned());
-        self.start(async move { bucket.put(&name, object).await }).wait()
+        self.start(async move { bucket.put(&name, object.into()).await }).wait()
     }
 
     /// [`Self::get`], waited for.

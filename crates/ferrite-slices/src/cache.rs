@@ -1,7 +1,7 @@
 //! Clean slices in memory: those that were read or written lately. Threads that want the same slice wait for one
 //! request.
 //!
-//! Invariant: a slice is here only if its object has the same bytes, verified or acknowledged.
+//! Invariant: a slice has the bytes here that its object has, or will have.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,9 +11,9 @@ use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 
 use crate::arrivals::Arrivals;
-use crate::bucket::{Bucket, Started};
-use crate::error::{Error, Result};
-use crate::slice::{BLOCK_BYTES, SliceId, decode, object_bytes};
+use crate::bucket::Started;
+use crate::objects::SliceObjects;
+use crate::slice::{BLOCK_BYTES, SliceId};
 
 /// A shard admits no entry that is larger than itself, so there are few of them.
 const SHARDS: usize = 4;
@@ -30,12 +30,10 @@ impl Weighter<SliceId, Bytes> for Weight {
     }
 }
 
-/// A cache of slices below one place of a bucket. Any number of threads may use it.
+/// A cache of slices. Any number of threads may use it.
 #[derive(Debug, Clone)]
 pub struct SliceCache {
-    bucket: Bucket,
-    /// The part of all names before the ids.
-    prefix: Arc<str>,
+    objects: SliceObjects,
     slices: Arc<Cache<SliceId, Bytes, Weight>>,
     arrivals: Arc<Arrivals>,
     uses: Arc<Uses>,
@@ -49,7 +47,7 @@ struct Uses {
 
 impl SliceCache {
     /// A cache of about so many bytes, and at least some blocks.
-    pub fn new(bucket: Bucket, prefix: &str, bytes: u64) -> SliceCache {
+    pub fn new(objects: SliceObjects, bytes: u64) -> SliceCache {
         let for_arrivals = (bytes / 4).clamp(ARRIVALS_MIN, ARRIVALS_MAX);
         let bytes = bytes.saturating_sub(for_arrivals).max(SHARDS as u64 * 2 * BLOCK_BYTES);
         let mut options = OptionsBuilder::new();
@@ -66,17 +64,11 @@ impl SliceCache {
             Err(_) => Cache::with_weighter(64, bytes, Weight),
         };
         SliceCache {
-            bucket,
-            prefix: prefix.into(),
+            objects,
             slices: Arc::new(slices),
             arrivals: Arc::new(Arrivals::new(for_arrivals)),
             uses: Arc::default(),
         }
-    }
-
-    /// The name of a slice's object.
-    pub fn name(&self, id: SliceId) -> String {
-        format!("{}/{id}", self.prefix)
     }
 
     /// A slice, if it is here.
@@ -95,8 +87,14 @@ impl SliceCache {
         self.slices.contains_key(&id) || self.arrivals.contains(id)
     }
 
-    /// Adds a slice whose object is there.
+    /// Adds a slice.
     pub fn insert(&self, id: SliceId, slice: Bytes) {
+        self.slices.insert(id, slice);
+    }
+
+    /// Adds a slice that a reader has waited for: it stays until it was read to its end.
+    pub fn arrive(&self, id: SliceId, slice: Bytes) {
+        self.arrivals.insert(id, &slice, false);
         self.slices.insert(id, slice);
     }
 
@@ -133,10 +131,9 @@ impl SliceCache {
 
     fn fetch(&self, id: SliceId, slice_len: u32, is_ahead: bool) -> Started<Bytes> {
         let (cache, arrivals) = (Arc::clone(&self.slices), Arc::clone(&self.arrivals));
-        let (bucket, name) = (self.bucket.clone(), self.name(id));
-        self.bucket.start(async move {
-            let fetch = async { bucket.fetch_slice(&name, id, slice_len).await };
-            let slice = cache.get_or_insert_async(&id, fetch).await?;
+        let objects = self.objects.clone();
+        self.objects.bucket.start(async move {
+            let slice = cache.get_or_insert_async(&id, objects.fetch(id, slice_len)).await?;
             arrivals.insert(id, &slice, is_ahead);
             Ok(slice)
         })
@@ -144,24 +141,9 @@ impl SliceCache {
 
     /// Reads a slice from the bucket, whatever is here, and verifies it.
     pub fn verify(&self, id: SliceId, slice_len: u32) -> Started<Bytes> {
-        let (bucket, name) = (self.bucket.clone(), self.name(id));
-        self.bucket
-            .start(async move { bucket.fetch_slice(&name, id, slice_len).await })
-    }
-}
-
-impl Bucket {
-    async fn fetch_slice(&self, name: &str, id: SliceId, slice_len: u32) -> Result<Bytes> {
-        let at = |what: &str| Error::Damaged(format!("{}/{name}: {what}", self.place()));
-        let object = match self.get(name, object_bytes(slice_len)).await {
-            Ok(object) => object,
-            Err(Error::NotFound(_)) => return Err(at("the slice is missing")),
-            Err(error) => return Err(error),
-        };
-        let slice = decode(id, &object).map_err(|error| at(&error.to_string()))?;
-        match slice.len() as u64 == u64::from(slice_len) {
-            true => Ok(slice),
-            false => Err(at("the slice has another length than its file's map says")),
-        }
+        let objects = self.objects.clone();
+        self.objects
+            .bucket
+            .start(async move { objects.fetch_stored(id, slice_len).await })
     }
 }

@@ -29,7 +29,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// Whether asking again later cannot help unless somebody mends the cause.
     pub fn is_refusal(&self) -> bool {
-        matches!(self, Error::Refused(_) | Error::Exists(_))
+        matches!(self, Error::Refused(_) | Error::Exists(_) | Error::Damaged(_))
     }
 }
 

@@ -7,9 +7,13 @@
 //! | `hedge` | reads that take unusually long, sent a second time |
 //! | `connect` | the client of S3: endpoint, region, time limits, repetition |
 //! | `credentials` | keys from the files that the tools of AWS have, read again when they change |
-//! | `slice` | `SliceId`, the name of a slice's object, and the bytes of the object with their checksum |
+//! | `slice` | `SliceId`, by which slices and their objects are named |
+//! | `codec` | `Codec`: the bytes of objects, with checksums, compressed and encrypted if that is wanted |
+//! | `cipher` | `ContentKey`, and what is encrypted with it |
+//! | `objects` | `SliceObjects`: slices that are stored and read |
 //! | `slice_map` | `SliceMap`: which bytes of a file lie in which slices; its encoded parts, one for each chunk |
 //! | `cache` | `SliceCache`: slices that were read or written lately, each fetched once |
+//! | `disk_cache` | `DiskCache`: objects in a directory of this machine |
 //! | `arrivals` | slices that have arrived, until they were read to their end; how far readers are served ahead |
 //! | `error` | `Error`, which names the place, the cause and the mend |
 //!
@@ -27,17 +31,25 @@ mod address;
 mod arrivals;
 mod bucket;
 mod cache;
+mod cipher;
+mod codec;
 mod connect;
 mod credentials;
+mod disk_cache;
 mod error;
 mod hedge;
+mod objects;
 mod slice;
 mod slice_map;
 
 pub use address::Address;
 pub use bucket::{Bucket, Listed, REQUEST_MAX, Requests, Started};
 pub use cache::SliceCache;
+pub use cipher::ContentKey;
+pub use codec::Codec;
 pub use connect::ConnectOptions;
+pub use disk_cache::{DISK_CACHE_BYTES_MIN, DiskCache};
 pub use error::{Error, Result};
-pub use slice::{BLOCK_BYTES, SliceId, decode, encode, object_bytes, payload};
+pub use objects::SliceObjects;
+pub use slice::{BLOCK_BYTES, SliceId};
 pub use slice_map::{BlockUse, CHUNK_BYTES, Extent, SliceMap, Unnamed};

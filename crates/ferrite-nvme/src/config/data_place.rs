@@ -8,7 +8,7 @@ use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::s3::S3;
+use super::s3::{Compression, S3};
 use super::size;
 
 /// Where content is.
@@ -90,8 +90,13 @@ struct Table {
     region: Option<String>,
     credentials: Option<PathBuf>,
     profile: Option<String>,
+    compression: Option<Compression>,
+    encryption_key: Option<PathBuf>,
     #[serde(default, with = "size::optional")]
     cache: Option<u64>,
+    disk_cache: Option<PathBuf>,
+    #[serde(default, with = "size::optional")]
+    disk_cache_size: Option<u64>,
     #[serde(default, with = "size::optional")]
     buffer: Option<u64>,
     keep_s: Option<u64>,
@@ -100,10 +105,12 @@ struct Table {
 impl Table {
     fn place(self) -> Result<DataPlace, &'static str> {
         let words = [&self.s3, &self.endpoint, &self.region, &self.profile];
-        let numbers = [self.cache, self.buffer, self.keep_s];
+        let numbers = [self.cache, self.disk_cache_size, self.buffer, self.keep_s];
+        let files = [&self.credentials, &self.encryption_key, &self.disk_cache];
         let is_of_s3 = words.iter().any(|word| word.is_some())
             || numbers.iter().any(Option::is_some)
-            || self.credentials.is_some();
+            || self.compression.is_some()
+            || files.iter().any(|file| file.is_some());
         match (self.rados, self.s3) {
             (Some(_), _) if is_of_s3 => Err("`[data]` has `rados`, or `s3 = ` and its words, not both"),
             (Some(rados), _) => Ok(DataPlace::Rados(rados)),
@@ -111,8 +118,11 @@ impl Table {
             (None, Some(address)) => {
                 let mut s3 = S3::at(address);
                 (s3.endpoint, s3.region, s3.profile) = (self.endpoint, self.region, self.profile);
-                s3.credentials = self.credentials;
+                (s3.credentials, s3.encryption_key) = (self.credentials, self.encryption_key);
+                s3.compression = self.compression.unwrap_or_default();
                 s3.cache = self.cache.unwrap_or(s3.cache);
+                s3.disk_cache = self.disk_cache;
+                s3.disk_cache_size = self.disk_cache_size.unwrap_or(s3.disk_cache_size);
                 s3.buffer = self.buffer.unwrap_or(s3.buffer);
                 s3.keep_s = self.keep_s.unwrap_or(s3.keep_s);
                 Ok(DataPlace::S3(s3))
