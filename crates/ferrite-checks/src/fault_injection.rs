@@ -168,6 +168,10 @@ bugs! {
     LoggedUnmarked,
     /// Bytes with changes in a log that is not here are read as they were published.
     LostChangesIgnored,
+    /// A slice leaves memory although the log does not have all of its bytes.
+    SpilledUnlogged,
+    /// A slice is read from the log without its checksum.
+    SpilledUnverified,
 
     "ferrite-wal":
     /// A group is written over one that is kept.

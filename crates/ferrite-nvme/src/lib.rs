@@ -63,6 +63,8 @@ mod ownership;
 mod ownership_info;
 #[cfg(feature = "rocksdb")]
 mod pool;
+#[cfg(all(feature = "rocksdb", feature = "s3"))]
+mod pool_object;
 mod quota_counts;
 mod quotas;
 mod reclaim;
@@ -95,7 +97,7 @@ pub use backend::MetaBlobs;
 pub use candidate::candidacy;
 pub use check::{Finding, Report};
 #[cfg(feature = "rocksdb")]
-pub use config::{Config, Data, DataPlace, Metadata, Rados, ReactorConfig, S3, Tier, TierMode};
+pub use config::{Compression, Config, Data, DataPlace, Metadata, Rados, ReactorConfig, S3, Tier, TierMode};
 #[cfg(feature = "rocksdb")]
 pub use examination::{PoolCheck, Verdict, examine};
 pub use ferrite_blob::device::block_device_of;

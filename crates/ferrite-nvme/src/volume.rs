@@ -15,8 +15,8 @@ use ferrite_vfs::{FileSystem, FsError, Ino, SYSTEM};
 use crate::ceph;
 use crate::config::Data;
 #[cfg(feature = "s3")]
-use crate::config::TierMode;
-use crate::content_store::{self, BlobName};
+use crate::config::{Compression, TierMode};
+use crate::content_store::{self, BlobName, Placement};
 use crate::core::Core;
 use crate::format::node::Content;
 use crate::metadata::of_meta;
@@ -318,17 +318,49 @@ fn info_of_ceph(parts: &Parts, lines: &mut Vec<InfoLine>) -> Option<serde_json::
     }))
 }
 
+/// Where the bytes of a file are, for programs.
+fn placement_json(of: &Placement) -> serde_json::Value {
+    serde_json::json!({
+        "stored_bytes": of.stored_bytes,
+        "cached_bytes": of.cached_bytes,
+        "disk_cached_bytes": of.disk_cached_bytes,
+        "memory_bytes": of.memory_bytes,
+        "log_bytes": of.log_bytes,
+    })
+}
+
+/// Where the bytes of a file are, for people.
+fn placement_text(of: &Placement) -> String {
+    let [stored, cached, disk, memory, log] = [
+        of.stored_bytes,
+        of.cached_bytes,
+        of.disk_cached_bytes,
+        of.memory_bytes,
+        of.log_bytes,
+    ]
+    .map(human_bytes);
+    let waiting = format!("{memory} in memory and {log} in the log alone are on their way there");
+    format!("{stored} in the bucket, of which {cached} in memory and {disk} on this machine's disk; {waiting}")
+}
+
 /// Content in S3 for programs; appends its lines.
 #[cfg(feature = "s3")]
 fn info_of_s3(parts: &Parts, lines: &mut Vec<InfoLine>) -> Option<serde_json::Value> {
     let (content, s3) = (parts.s3.as_ref()?, parts.config.s3()?);
     let usage = content.usage();
     let requests = usage.requests;
-    lines.push(line("content", s3.address.clone()));
+    let is_encrypted = s3.encryption_key.is_some();
+    let form = match (s3.compression, is_encrypted) {
+        (Compression::None, false) => "",
+        (Compression::None, true) => ", encrypted",
+        (Compression::Zstd, false) => ", compressed",
+        (Compression::Zstd, true) => ", compressed and encrypted",
+    };
+    lines.push(line("content", format!("{}{form}", s3.address)));
     let held = format!(
         "{} of files, {} not stored yet, {} in memory",
         human_bytes(usage.live_bytes),
-        human_bytes(usage.buffered_bytes),
+        human_bytes(usage.buffered_bytes + usage.spilled_bytes),
         human_bytes(usage.cached_bytes)
     );
     lines.push(line("S3 holds", held));
@@ -345,12 +377,23 @@ fn info_of_s3(parts: &Parts, lines: &mut Vec<InfoLine>) -> Option<serde_json::Va
     if let Some(why) = &failure {
         lines.push(line("not stored because", why.clone()));
     }
+    if let Some(dir) = &s3.disk_cache {
+        let (used, most) = (human_bytes(usage.disk_cached_bytes), human_bytes(s3.disk_cache_size));
+        let text = format!("{}: {used} of {most}, {} slices read", dir.display(), usage.disk_hits);
+        lines.push(line("disk cache", text));
+    }
     let tier = info_of_tier(parts, &usage, lines);
     Some(serde_json::json!({
         "address": s3.address,
+        "compression": s3.compression,
+        "encrypted": is_encrypted,
         "live_bytes": usage.live_bytes,
         "buffered_bytes": usage.buffered_bytes,
+        "spilled_bytes": usage.spilled_bytes,
+        "oldest_s": usage.oldest_change.as_secs(),
         "cached_bytes": usage.cached_bytes,
+        "disk_cached_bytes": usage.disk_cached_bytes,
+        "disk_hits": usage.disk_hits,
         "cache_hits": usage.cache_hits,
         "cache_misses": usage.cache_misses,
         "rewritten_blocks": usage.rewritten_blocks,
@@ -616,16 +659,18 @@ impl Volume for NvmeVolume {
                         (name, serde_json::json!(head))
                     }
                 };
+                let placement = blob.placement();
+                let allocated_text = human_bytes(allocated);
+                let mut lines = vec![format!("{name}: {allocated_text} allocated, {valid} bytes valid")];
+                lines.extend(placement.as_ref().map(placement_text));
                 DumpedPiece {
-                    lines: vec![format!(
-                        "{name}: {} allocated, {valid} bytes valid",
-                        human_bytes(allocated)
-                    )],
+                    lines,
                     json: serde_json::json!({
                         "store": place.store,
                         "blob": number,
                         "allocated_bytes": allocated,
                         "valid_bytes": valid,
+                        "placement": placement.as_ref().map(placement_json),
                     })
                     .to_string(),
                 }

@@ -5,15 +5,17 @@
 #[path = "slices/bucket.rs"]
 mod bucket;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bucket::{Fate, Memory};
-use ferrite_blob::device::Memory as LogDevice;
+use ferrite_blob::device::{Device, Memory as LogDevice, Op};
 use ferrite_meta::{MemoryStore, MetaStore};
 use ferrite_nvme::content_store::{
-    Blob, ChangeLog, ContentStore, Guard, Place, SlicesContent, SlicesOptions, UniqueIds,
+    Blob, ChangeLog, ContentStore, Guard, Place, SlicesContent, SlicesOptions, SlicesParts, UniqueIds,
 };
+use ferrite_testkit::rng::pattern;
 use ferrite_wal::{Opened, SIZE_MIN, Wal};
 
 /// A bucket, and what it is for.
@@ -22,6 +24,7 @@ struct Story {
     bucket: Arc<Memory>,
     epoch: u64,
     keep: Duration,
+    buffer_bytes: u64,
 }
 
 impl Story {
@@ -31,6 +34,7 @@ impl Story {
             bucket: Memory::new(),
             epoch: 10,
             keep,
+            buffer_bytes: SlicesOptions::default().buffer_bytes,
         }
     }
 
@@ -44,6 +48,7 @@ impl Story {
         self.epoch += 1;
         let options = SlicesOptions {
             keep: self.keep,
+            buffer_bytes: self.buffer_bytes,
             grace: Duration::ZERO,
             publish_after: Duration::from_secs(3600),
             publish_timeout: Duration::from_millis(500),
@@ -58,7 +63,11 @@ impl Story {
             },
             Opened::Blank => panic!("it is blank"),
         });
-        let content = SlicesContent::with_log(client, Arc::clone(&self.meta), [7; 16], options, log).unwrap();
+        let parts = SlicesParts {
+            log,
+            ..SlicesParts::default()
+        };
+        let content = SlicesContent::with(client, Arc::clone(&self.meta), [7; 16], options, parts).unwrap();
         let guard = Guard {
             shard: 0,
             epoch: self.epoch,
@@ -150,7 +159,56 @@ fn staged_content_is_kept_or_missed() {
     assert_eq!(first_byte(&content, place), Ok(2));
 }
 
+/// Content that the log has instead of memory is all of it there, and verified.
+fn content_in_the_log_is_whole_and_verified() {
+    let mut story = Story::new(Duration::from_secs(3600));
+    story.buffer_bytes = 8 << 20;
+    let device = Arc::new(LogDevice::new(64 << 20));
+    Wal::format(&*device, [1; 16], [7; 16]).unwrap();
+    let (content, ids) = story.owner_with(Some(&device));
+    let (_, blob) = file(&content, &ids);
+    story.bucket.plan(|_| Fate::Lost);
+    let model = pattern(1, 48 << 20);
+    let large = |parts: Range<usize>| {
+        for part in parts {
+            let data = &model[part << 20..(part + 1) << 20];
+            blob.write_at(data, (part as u64) << 20, None).unwrap();
+        }
+    };
+    large(4..20);
+    for (index, part) in model[..4 << 20].chunks(2000).enumerate() {
+        blob.write_at(part, index as u64 * 2000, None).unwrap();
+    }
+    // The youngest slice leaves memory first; parts of blocks are none yet.
+    (20..48).step_by(4).for_each(|part| large(part..part + 1));
+    let mut found = vec![0; model.len()];
+    blob.read_at(&mut found[..4 << 20], 0).unwrap();
+    assert!(found[..4 << 20] == model[..4 << 20], "bytes are missing");
+    blob.sync().unwrap();
+    // One byte of some large records.
+    let mut all = vec![0; 64 << 20];
+    for (at, into) in (0..).step_by(1 << 20).zip(all.chunks_mut(1 << 20)) {
+        device.run(&mut [Op::Read { offset: at, into }]).unwrap();
+    }
+    for part in model.chunks(1 << 20).skip(8).take(8) {
+        let at = all.windows(64).position(|window| window == &part[..64]).unwrap();
+        let page = at / 4096 * 4096;
+        all[at] ^= 1;
+        let (offset, from, durable) = (page as u64, &all[page..page + 4096], true);
+        device.run(&mut [Op::Write { offset, from, durable }]).unwrap();
+    }
+    let mut errors = 0;
+    for (index, part) in model.chunks(1 << 20).enumerate().take(20) {
+        match blob.read_at(&mut found[..1 << 20], (index as u64) << 20) {
+            Ok(()) => assert!(found[..1 << 20] == *part, "damage was read"),
+            Err(_) => errors += 1,
+        }
+    }
+    assert!(errors > 0, "nothing was in the log alone");
+}
+
 fn story() {
+    content_in_the_log_is_whole_and_verified();
     staged_content_is_kept_or_missed();
     nothing_is_published_too_early();
     damage_is_found();

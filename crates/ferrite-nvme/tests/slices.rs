@@ -9,18 +9,22 @@ mod blobs;
 mod bucket;
 mod failures;
 mod logged;
+mod near;
+mod spilled;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ferrite_blob::device::{Device, Memory as LogDevice};
 use ferrite_meta::{MemoryStore, MetaStore};
-use ferrite_nvme::content_store::{ChangeLog, Guard, SlicesContent, SlicesOptions, SlicesView};
+use ferrite_nvme::content_store::{ChangeLog, Guard, SlicesContent, SlicesOptions, SlicesParts, SlicesView};
 use ferrite_nvme::{NvmeFs, Options};
+use ferrite_slices::{Codec, ContentKey, DiskCache};
 use ferrite_testkit::generate::Profile;
 use ferrite_testkit::model::check_against_reference;
 use ferrite_testkit::{TestEngine, linear, posix};
 use ferrite_vfs::FileSystem;
+use tempfile::TempDir;
 
 use bucket::Memory;
 
@@ -29,6 +33,9 @@ pub(crate) struct InS3 {
     pub(crate) meta: Arc<dyn MetaStore>,
     pub(crate) bucket: Arc<Memory>,
     options: SlicesOptions,
+    codec: Codec,
+    /// Where clean slices are kept.
+    disk: Option<TempDir>,
     /// The device with the log of changes.
     log: Option<Arc<dyn Device>>,
     small_bytes_max: u64,
@@ -61,12 +68,19 @@ impl InS3 {
     fn made(options: SlicesOptions, log: Option<Arc<dyn Device>>) -> InS3 {
         let meta: Arc<dyn MetaStore> = Arc::new(MemoryStore::new());
         let bucket = Memory::new();
+        // Pools with a log have the other form of objects.
+        let codec = Codec {
+            compresses: log.is_some(),
+            key: log.is_some().then(|| ContentKey::generate().unwrap()),
+        };
         let content = SlicesContent::new(bucket.client(), Arc::clone(&meta), [7; 16], options).unwrap();
         ferrite_nvme::format_with(&*meta, [7; 16], [9; 16], &content).unwrap();
         let mut pool = InS3 {
             meta,
             bucket,
             options,
+            codec,
+            disk: log.is_some().then(|| tempfile::tempdir().unwrap()),
             log,
             small_bytes_max: 2048,
             engine: None,
@@ -101,7 +115,19 @@ impl InS3 {
 
     pub(crate) fn content_on(&self, log: Option<ChangeLog>) -> SlicesContent {
         let meta = Arc::clone(&self.meta);
-        SlicesContent::with_log(self.bucket.client(), meta, [7; 16], self.options, log).unwrap()
+        let parts = SlicesParts {
+            codec: self.codec.clone(),
+            log,
+            disk: self
+                .disk
+                .as_ref()
+                .map(|dir| DiskCache::open(dir.path(), 0, u64::MAX).unwrap()),
+        };
+        SlicesContent::with(self.bucket.client(), meta, [7; 16], self.options, parts).unwrap()
+    }
+
+    pub(crate) fn set_publish_timeout(&mut self, time: Duration) {
+        self.options.publish_timeout = time;
     }
 
     pub(crate) fn set_buffer(&mut self, bytes: u64) {

@@ -4,6 +4,7 @@
 //! After a failure of the device nothing is appended, and nothing more is said to be durable.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ferrite_blob::device::{Device, Op};
 use ferrite_buffers::{Buffer, Pool};
@@ -27,6 +28,11 @@ mod lock_order {
     }
 }
 
+/// Bytes of a record that are read at once.
+const READ_BYTES_MAX: usize = 1 << 20;
+/// How long a reader waits for a buffer that others have.
+const READER_WAIT: Duration = Duration::from_secs(60);
+
 /// How full a log is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
@@ -47,7 +53,7 @@ pub enum Opened {
     /// Zeros where a log begins: [`Wal::format`] makes one.
     Blank,
     /// A log.
-    Log(Wal),
+    Log(Box<Wal>),
 }
 
 struct State {
@@ -73,6 +79,8 @@ pub struct Wal {
     owner: [u8; 16],
     ring_bytes: u64,
     buffers: Pool,
+    /// Of those who read single records.
+    readers: Pool,
     state: Mutex<lock_order::Log, State>,
     written: Condvar,
     /// The generation of the last superblock.
@@ -136,16 +144,17 @@ impl Wal {
             groups: 0,
             records: 0,
         };
-        Ok(Opened::Log(Wal {
+        Ok(Opened::Log(Box::new(Wal {
             device,
             id: superblock.id,
             owner: superblock.owner,
             ring_bytes: superblock.ring_bytes,
             buffers,
+            readers: pool(4 * READ_BYTES_MAX)?,
             state: Mutex::new(state),
             written: Condvar::new(),
             generation: Mutex::new(superblock.generation),
-        }))
+        })))
     }
 
     /// The id of the log that a device has, if it has one that can be read.
@@ -315,6 +324,30 @@ impl Wal {
         Ok(state)
     }
 
+    /// Reads bytes of a record, from `skip` on. Writes its group first, if that is not written yet. The bytes are not
+    /// verified: the caller has a checksum. `false`: the space of the record was freed, and the bytes may be others.
+    ///
+    /// # Errors
+    /// [`Error::Failed`].
+    pub fn read(&self, position: Position, skip: usize, into: &mut [u8]) -> Result<bool> {
+        if !self.is_durable(position) {
+            self.sync()?;
+        }
+        let mut at = position.record + (LEN_BYTES + skip) as u64;
+        for part in into.chunks_mut(READ_BYTES_MAX) {
+            let from = at / PAGE * PAGE;
+            let end = (at + part.len() as u64).next_multiple_of(PAGE);
+            let pages = self.readers.get((end - from) as usize, READER_WAIT);
+            let mut pages = pages.ok_or_else(|| Error::Failed(format!("{}: it is read too slowly", self.name())))?;
+            replay::read_ring(&*self.device, self.ring_bytes, from, &mut pages)?;
+            let begins = (at - from) as usize;
+            part.copy_from_slice(&pages[begins..begins + part.len()]);
+            at += part.len() as u64;
+        }
+        // Nothing is written where the record was before a head behind it is durable.
+        Ok(self.state.lock().durable_head <= position.group)
+    }
+
     /// Moves the head: groups before that of this position do not count any more. Their space is free when it returns,
     /// and not before a superblock is durable that says so.
     ///
@@ -350,8 +383,8 @@ impl Wal {
         Ok(())
     }
 
-    /// Reads all records from the head to the end, in order, each with its position. Nothing is appended
-    /// meanwhile.
+    /// Reads all records from the head to the end, in order, each with its position. A record that is appended
+    /// meanwhile is not among them; no space is freed.
     ///
     /// # Errors
     /// [`Error::Damaged`]; [`Error::Failed`]; those of `visit`, as [`Error::Failed`].

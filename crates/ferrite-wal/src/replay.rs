@@ -54,7 +54,7 @@ fn is_blank(device: &dyn Device, buffers: &Pool) -> Result<bool> {
 }
 
 /// Reads a part of the ring.
-fn read_ring(device: &dyn Device, ring_bytes: u64, position: u64, into: &mut [u8]) -> Result<()> {
+pub(crate) fn read_ring(device: &dyn Device, ring_bytes: u64, position: u64, into: &mut [u8]) -> Result<()> {
     let [(first_at, first), (rest_at, _)] = places(ring_bytes, position, into.len() as u64);
     let (head, tail) = into.split_at_mut(first as usize);
     read(device, first_at, head)?;

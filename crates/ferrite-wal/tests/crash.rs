@@ -19,7 +19,7 @@ const SECTOR_BYTES: usize = 512;
 
 fn open(device: Arc<dyn Device>) -> Result<Wal, Error> {
     match Wal::open(device)? {
-        Opened::Log(wal) => Ok(wal),
+        Opened::Log(wal) => Ok(*wal),
         Opened::Blank => panic!("it is blank"),
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_blob::device::{Device, Fault, Faulty, Memory, Target};
-use ferrite_wal::{Error, Opened, RECORD_BYTES_MAX, SIZE_MIN, Wal};
+use ferrite_wal::{Error, Opened, Position, RECORD_BYTES_MAX, SIZE_MIN, Wal};
 
 fn made(device: Arc<dyn Device>) -> Wal {
     Wal::format(&*device, [1; 16], [2; 16]).unwrap();
@@ -14,7 +14,7 @@ fn made(device: Arc<dyn Device>) -> Wal {
 
 fn opened(device: Arc<dyn Device>) -> Result<Wal, Error> {
     match Wal::open(device)? {
-        Opened::Log(wal) => Ok(wal),
+        Opened::Log(wal) => Ok(*wal),
         Opened::Blank => Err(Error::Refused("blank".into())),
     }
 }
@@ -54,6 +54,31 @@ fn records_come_back_in_order() {
     assert_eq!((wal.head().group, contents(&wal).len()), (third.group, 1));
     drop(wal);
     assert_eq!(contents(&opened(device).unwrap()).len(), 1);
+}
+
+/// Records are read by their positions, whether they are written or not, over the end of the ring, until they are
+/// freed.
+#[test]
+fn records_are_read_until_they_are_freed() {
+    let wal = made(Arc::new(Memory::new(SIZE_MIN)));
+    let record = |index: u32| -> Vec<u8> { (0..700_000 + index).map(|at| (at * 7 + index) as u8).collect() };
+    let mut positions = Vec::new();
+    let read = |positions: &[Position], index: u32| {
+        let mut found = vec![0; 700_000 - 5];
+        let is_kept = wal.read(positions[index as usize], 5, &mut found).unwrap();
+        (is_kept, found == record(index)[5..700_000])
+    };
+    for index in 0..100 {
+        positions.push(wal.append(&[&record(index)]).unwrap());
+        for back in 0..12.min(index) {
+            assert_eq!(read(&positions, index - back), (true, true), "{index}, {back} back");
+        }
+        if index >= 12 {
+            wal.trim(positions[index as usize - 10]).unwrap();
+            assert!(!read(&positions, index - 12).0 || positions[index as usize - 12].group >= wal.head().group);
+        }
+    }
+    assert_eq!(read(&positions, 0), (false, false));
 }
 
 /// Protects what is kept: a full log takes nothing, and takes more as soon as something is freed.

@@ -54,7 +54,9 @@ pub use place::{BlobName, Guard, Place, UniqueId, UniqueIds};
 #[cfg(feature = "rados")]
 pub use rados::{ClusterState, Contents, PoolState, RadosContent, RadosOptions, RadosView, examine};
 #[cfg(feature = "s3")]
-pub use slices::{ChangeLog, Comparison, SlicesContent, SlicesOptions, SlicesUsage, SlicesView, StagedElsewhere};
+pub use slices::{
+    ChangeLog, Comparison, SlicesContent, SlicesOptions, SlicesParts, SlicesUsage, SlicesView, StagedElsewhere,
+};
 
 /// The guarantees of a content store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -243,6 +245,21 @@ pub trait ContentStore: Send + Sync {
     }
 }
 
+/// Where the bytes of a blob are that has a bucket behind memory and a log. Each byte is in one of the first three.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// In the bucket.
+    pub stored_bytes: u64,
+    /// In memory, on their way to the bucket. A log may have them as well.
+    pub memory_bytes: u64,
+    /// In the log alone, on their way to the bucket.
+    pub log_bytes: u64,
+    /// Of those in the bucket, those in memory as well.
+    pub cached_bytes: u64,
+    /// Of those in the bucket, those on a disk of this machine as well.
+    pub disk_cached_bytes: u64,
+}
+
 /// The content of one file: bytes, holes, and a tail. Bytes that were never written read as zeros. After it was deleted
 /// every call returns [`Error::NotFound`]. Handles that were opened separately are the same blob.
 ///
@@ -250,6 +267,11 @@ pub trait ContentStore: Send + Sync {
 /// [`Self::overwrite_at`]. Errors of every change, unless it says more: [`Error::Fenced`], [`Error::Unknown`],
 /// [`Error::NotFound`], [`Error::Damaged`], [`Error::Failed`]. After all but the first the change may be there in part.
 pub trait Blob: Send + Sync + fmt::Debug {
+    /// Where its bytes are, if they may be in several kinds of places.
+    fn placement(&self) -> Option<Placement> {
+        None
+    }
+
     /// The blob of a local store, for transfers that are submitted to its device.
     fn local(&self) -> Option<&ferrite_blob::Blob> {
         None

@@ -144,6 +144,10 @@ pub(crate) fn mark(place: Place) -> Vec<u8> {
     key
 }
 
+/// The key of the content, encrypted.
+#[cfg(feature = "s3")]
+pub(crate) const CONTENT_KEY: &[u8] = b"ZK";
+
 /// All keys of marks, for a scan.
 #[cfg(feature = "s3")]
 pub(crate) fn all_marks() -> ([u8; 2], [u8; 2]) {

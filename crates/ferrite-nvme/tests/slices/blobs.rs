@@ -119,7 +119,11 @@ fn random_changes(seed: u64, pool: InS3, has_bucket: bool) {
             }
             _ => {
                 let data = pattern(step as u32, len as usize);
-                blob.write_at(&data, offset, with).unwrap();
+                // A log that is full makes writers wait for the bucket.
+                while let Err(error) = blob.write_at(&data, offset, with) {
+                    assert!(!has_bucket && error == Error::NoSpace, "{error}");
+                    pool.bucket.mend();
+                }
                 want[range].copy_from_slice(&data);
             }
         }
@@ -212,8 +216,9 @@ fn long_and_sparse_blobs() {
     assert_eq!(blob.allocated_bytes(), (40 << 20) + 3);
     assert_eq!(store.view().usage().live_bytes, (40 << 20) + 3);
     assert_eq!(store.view().usage().buffered_bytes, 0);
-    // Eleven blocks, and one far away.
-    assert_eq!(pool.bucket.objects().len(), 12);
+    // Eleven blocks, and one far away. A block is cut where memory was short just then.
+    let objects = pool.bucket.objects().len();
+    assert!((12..=36).contains(&objects), "{objects} objects");
     blob.truncate(5000, None).unwrap();
     blob.sync().unwrap();
     assert_eq!(blob.allocated_bytes(), 4000);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferrite_testkit::rng::pattern;
 use ferrite_vfs::{FileSystem, NewFile, OpenFile, OpenMode, ROOT_INO, SYSTEM};
@@ -70,6 +70,29 @@ fn a_refusal_is_reported_and_mended() {
     while file.fsync(SYSTEM).is_err() {}
     assert_eq!(pool.view().failure(), None);
     assert_eq!(pool.view().usage().buffered_bytes, 0);
+}
+
+/// An object whose answer was lost again and again is found as it was stored, also if it is encrypted.
+#[test]
+fn lost_answers_are_no_failures() {
+    for pool in [InS3::new(quick()), InS3::logged(quick())] {
+        let file = create(pool.engine(), "f");
+        file.write_at(SYSTEM, 0, &pattern(1, 100_000)).unwrap();
+        let mut puts = 0;
+        pool.bucket.plan(move |request| {
+            puts += u32::from(request == Request::Put);
+            match request {
+                Request::Put if puts == 1 => Fate::AnswerLost,
+                Request::Put if puts < 5 => Fate::Lost,
+                _ => Fate::Done,
+            }
+        });
+        let until = Instant::now() + Duration::from_secs(30);
+        while pool.engine().sync(SYSTEM).is_err() {
+            assert!(Instant::now() < until, "{:?}", pool.view().failure());
+        }
+        assert!(pool.bucket.objects().len() == 1 && pool.view().failure().is_none());
+    }
 }
 
 /// A writer waits when the bucket takes nothing, and is refused after a while; memory has a bound.

@@ -9,32 +9,30 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use ferrite_checks::condvar::Condvar;
 use ferrite_checks::ranked::Mutex;
-use ferrite_slices::{BLOCK_BYTES, Error as BucketError, Extent, SliceId, SliceMap};
+use ferrite_slices::{BLOCK_BYTES, Error as BucketError, Extent, SliceMap};
+use ferrite_wal::Position;
 
 use super::buffer::Buffer;
-use super::change::{Change, InCall};
+use super::change::{Change, InCall, WHOLE};
+use super::in_log::Origin;
 use super::log_state::LogState;
 use super::mark::Mark;
 use super::rows::BlobRow;
 use super::state::{State, Unpublished, by_block};
 use super::store::{Store, id_of, of_bucket};
+use super::unstored::Unstored;
 use super::{CAPACITY_BYTES, UNIT_BYTES, lock_order};
-use crate::content_store::{Blob, DataDamage, Error, Place, Result, UniqueId};
+use crate::content_store::{Blob, DataDamage, Error, Place, Placement, Result, UniqueId};
 
 /// Bytes of a write that are one record of a log, a part of a block.
 const RECORD_BYTES_MAX: u64 = BLOCK_BYTES / 4;
 /// Longer writes are made in parts, and pass a log by.
 pub(super) const LONG_BYTES: u64 = 64 << 20;
-const WHOLE: InCall = InCall {
-    is_first: true,
-    is_last: true,
-};
 const LAST: InCall = InCall {
     is_first: false,
     is_last: true,
@@ -70,30 +68,6 @@ impl fmt::Debug for SlicesBlob {
 impl Drop for SharedBlob {
     fn drop(&mut self) {
         self.store.forget(self.id);
-    }
-}
-
-/// Bytes of a request to store an object, which count as memory.
-struct Counted {
-    store: Weak<Store>,
-    bytes: u64,
-}
-
-impl Counted {
-    fn new(store: &Arc<Store>, bytes: u64) -> Counted {
-        store.count_buffered(bytes, 0);
-        Counted {
-            store: Arc::downgrade(store),
-            bytes,
-        }
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        if let Some(store) = self.store.upgrade() {
-            store.count_buffered(0, self.bytes);
-        }
     }
 }
 
@@ -205,18 +179,16 @@ impl SharedBlob {
         }
         // This waits for the metadata store; the buffers stay as they are meanwhile.
         let ids = self.store.take_ids(count)?;
-        let mut objects = Vec::with_capacity(count);
         let mut state = self.state.lock();
         let memory = state.memory();
         let mut buffers = std::mem::take(&mut state.buffers);
-        for ((block, buffer), id) in buffers.iter_mut().zip(ids) {
-            objects.push((id, state.seal(*block, buffer, id)));
+        for ((block, buffer), &id) in buffers.iter_mut().zip(&ids) {
+            let sealed = state.seal(*block, buffer, id);
+            self.add_upload(&mut state, id, sealed);
         }
         drop(state);
         drop(buffers);
-        objects
-            .into_iter()
-            .for_each(|(id, object)| self.send_object(id, object));
+        ids.into_iter().for_each(|id| self.send_object(id));
         self.store.count_buffered(0, memory);
         Ok(())
     }
@@ -228,51 +200,16 @@ impl SharedBlob {
         let sealed = state.buffers.remove(&block).zip(ids.first().copied());
         let sealed = sealed.map(|(mut buffer, id)| {
             let memory = buffer.memory();
-            (id, state.seal(block, &mut buffer, id), memory)
+            let sealed = state.seal(block, &mut buffer, id);
+            self.add_upload(&mut state, id, sealed);
+            (id, memory)
         });
         drop(state);
-        if let Some((id, object, memory)) = sealed {
-            self.send_object(id, object);
+        if let Some((id, memory)) = sealed {
+            self.send_object(id);
             self.store.count_buffered(0, memory);
         }
         Ok(())
-    }
-
-    fn send_object(self: &Arc<Self>, id: SliceId, object: Bytes) {
-        let blob: Weak<SharedBlob> = Arc::downgrade(self);
-        let name = self.store.cache.name(id);
-        // Counted as long as the request has its bytes, whatever becomes of the blob.
-        let mut counted = Some(Counted::new(&self.store, object.len() as u64));
-        self.store.bucket.keep_putting(name, object, move |outcome| {
-            if outcome.is_ok() {
-                drop(counted.take());
-            }
-            // Without the blob nobody waits for it: its row says that it was staged.
-            let Some(blob) = blob.upgrade() else { return false };
-            blob.hear(id, outcome)
-        });
-    }
-
-    /// An attempt to store an object has ended. Returns whether to try again if it failed.
-    fn hear(&self, id: SliceId, outcome: ferrite_slices::Result<()>) -> bool {
-        self.store.note_outcome(outcome.as_ref().err());
-        let mut state = self.state.lock();
-        let stored = match outcome {
-            Ok(()) => state.uploads.remove(&id),
-            Err(error) => {
-                if let Some(upload) = state.uploads.get_mut(&id) {
-                    upload.failures += 1;
-                    upload.error = Some(error);
-                }
-                None
-            }
-        };
-        drop(state);
-        self.heard.notify_all();
-        if let Some(upload) = stored {
-            self.store.cache.insert(id, upload.slice);
-        }
-        self.store.check_changes().is_ok()
     }
 
     /// Writes to the log, and to buffers. The caller has `changing`. A block that is full becomes a slice.
@@ -293,15 +230,20 @@ impl SharedBlob {
             // The blob is known to have changes before the log has one: its head stays before it.
             self.store.note_changes(self.id, self);
             state.unpublished.row = true;
-            self.log(&mut state, &[change], place);
+            let record = self.log(&mut state, &[change], place);
             drop(state);
-            self.write_logged(data, at, is_long)?;
+            self.write_logged(data, at, (record, is_long))?;
         }
         Ok(())
     }
 
-    /// Writes to buffers what the log has.
-    pub(super) fn write_logged(self: &Arc<Self>, data: &[u8], offset: u64, is_long: bool) -> Result<()> {
+    /// Writes to buffers what the log has, if it has it: in this record.
+    pub(super) fn write_logged(
+        self: &Arc<Self>,
+        data: &[u8],
+        offset: u64,
+        (record, is_long): (Option<Position>, bool),
+    ) -> Result<()> {
         let mut left = data;
         for (block, within) in by_block(offset..offset + data.len() as u64) {
             let (part, rest) = left.split_at(within.len());
@@ -309,7 +251,13 @@ impl SharedBlob {
             let mut state = self.state.lock();
             let buffer = state.buffers.entry(block).or_insert_with(Buffer::new);
             let before = buffer.memory();
-            buffer.write(within.start, part);
+            // A record has bytes of one block, or is of a part that begins elsewhere.
+            let begins = offset.checked_sub(block * BLOCK_BYTES);
+            let origin = record.zip(begins).map(|(record, begins)| Origin {
+                record,
+                begins: begins as usize,
+            });
+            buffer.write_from(within.start, part, origin);
             let (after, is_full) = (buffer.memory(), buffer.is_full());
             let end = block * BLOCK_BYTES + within.end as u64;
             state.row.valid_len = state.row.valid_len.max(end);
@@ -368,6 +316,28 @@ impl SharedBlob {
 }
 
 impl Blob for SlicesBlob {
+    fn placement(&self) -> Option<Placement> {
+        let (store, state) = (&self.0.store, self.0.state.lock());
+        let mut found = Placement {
+            memory_bytes: state.buffered(),
+            ..Placement::default()
+        };
+        for (_, extent) in state.map.pieces(0..u64::MAX) {
+            let (id, bytes) = (extent.slice, u64::from(extent.len));
+            match state.uploads.get(&id).map(|upload| &upload.bytes) {
+                Some(Unstored::Memory { .. }) => found.memory_bytes += bytes,
+                Some(Unstored::Log(_)) => found.log_bytes += bytes,
+                None => {
+                    found.stored_bytes += bytes;
+                    let counted = |is_there: bool| if is_there { bytes } else { 0 };
+                    found.cached_bytes += counted(store.cache.contains(id));
+                    found.disk_cached_bytes += counted(store.objects.disk().is_some_and(|disk| disk.contains(id)));
+                }
+            }
+        }
+        Some(found)
+    }
+
     fn tail(&self) -> Result<Vec<u8>> {
         let state = self.0.state.lock();
         match state.is_deleted {
@@ -440,7 +410,8 @@ impl Blob for SlicesBlob {
         // A write that fits waits for memory before it has any lock, and before it has changed anything.
         let is_long = data.len() as u64 > LONG_BYTES.min(blob.store.options.buffer_bytes / 2);
         if !is_long {
-            blob.store.wait_for_room(data.len() as u64)?;
+            blob.store.make_room(data.len() as u64)?;
+            blob.wait_for_log(data.len() as u64)?;
         }
         let changing = blob.changing.lock();
         blob.state.lock().check_change()?;
@@ -456,7 +427,9 @@ impl Blob for SlicesBlob {
         state.unpublished.row = true;
         blob.log(&mut state, &[last], LAST);
         state.apply(&last);
-        let is_large = state.unpublished.is_large();
+        let is_large = state
+            .unpublished
+            .is_large(!state.log.is_unlogged() && state.log.needed().is_some());
         drop(state);
         drop(changing);
         if is_large && let Err(error) = blob.publish() {

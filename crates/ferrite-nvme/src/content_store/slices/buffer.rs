@@ -2,18 +2,34 @@
 
 use std::ops::Range;
 
+use bytes::{Bytes, BytesMut};
+use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_slices::BLOCK_BYTES;
+use rangemap::RangeMap;
+
+use super::in_log::{InLog, Origin};
 
 /// The unit of memory.
 const PIECE_BYTES: usize = 64 << 10;
 const PIECES: usize = BLOCK_BYTES as usize / PIECE_BYTES;
+/// Records of a log that a buffer remembers. One of more and smaller writes is copied to leave memory.
+const ORIGINS_MAX: usize = 1024;
 
 /// Bytes of a block. Invariants: ranges are sorted, none is empty, and none touches the next one; every piece that a
-/// range touches has memory.
+/// range touches has memory; the bytes of an origin are those of its record.
 #[derive(Debug)]
 pub(super) struct Buffer {
     pieces: [Option<Box<[u8]>>; PIECES],
     ranges: Vec<Range<usize>>,
+    origins: RangeMap<usize, Origin>,
+    /// It had too many.
+    has_lost_origins: bool,
+}
+
+/// A buffer that became a slice: its bytes, and where they are in the log, if all of them are.
+pub(super) struct Sealed {
+    pub(super) slice: Bytes,
+    pub(super) in_log: Option<InLog>,
 }
 
 /// The parts of a range, by piece: which piece, and from where to where in it.
@@ -30,6 +46,8 @@ impl Buffer {
         Buffer {
             pieces: [const { None }; PIECES],
             ranges: Vec::new(),
+            origins: RangeMap::new(),
+            has_lost_origins: false,
         }
     }
 
@@ -58,12 +76,25 @@ impl Buffer {
         &self.ranges
     }
 
-    /// Writes at an offset in the block.
+    /// Writes at an offset in the block bytes that no log has.
     pub(super) fn write(&mut self, at: usize, data: &[u8]) {
+        self.write_from(at, data, None);
+    }
+
+    /// Writes at an offset in the block. A log may have the bytes: with the record, where this begins in the block.
+    pub(super) fn write_from(&mut self, at: usize, data: &[u8], origin: Option<Origin>) {
         if data.is_empty() {
             return;
         }
         let mut range = at..at + data.len();
+        match origin.filter(|_| !self.has_lost_origins) {
+            Some(origin) => self.origins.insert(range.clone(), origin),
+            None => self.origins.remove(range.clone()),
+        }
+        if self.origins.len() > ORIGINS_MAX {
+            self.has_lost_origins = true;
+            self.origins.clear();
+        }
         let mut left = data;
         for (piece, within) in by_piece(range.clone()) {
             let (part, rest) = left.split_at(within.len());
@@ -84,6 +115,7 @@ impl Buffer {
         if gone.is_empty() {
             return;
         }
+        self.origins.remove(gone.clone());
         let mut left = Vec::with_capacity(self.ranges.len() + 1);
         for range in self.ranges.drain(..) {
             let parts = [
@@ -99,6 +131,24 @@ impl Buffer {
             if memory.is_some() && !self.ranges.iter().any(is_used) {
                 *memory = None;
             }
+        }
+    }
+
+    /// Its bytes as a slice.
+    pub(super) fn seal(&self) -> Sealed {
+        let mut slice = BytesMut::with_capacity(self.len() as usize);
+        self.bytes().for_each(|part| slice.extend_from_slice(part));
+        let mut in_log = InLog::default();
+        for range in &self.ranges {
+            for (bytes, origin) in self.origins.overlapping(range) {
+                let bytes = bytes.start.max(range.start)..bytes.end.min(range.end);
+                in_log.add(&bytes, *origin);
+            }
+        }
+        let has_all = in_log.len() == slice.len() || is_seeded(Bug::SpilledUnlogged);
+        Sealed {
+            slice: slice.freeze(),
+            in_log: Some(in_log).filter(|_| has_all),
         }
     }
 

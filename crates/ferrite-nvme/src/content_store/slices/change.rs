@@ -22,7 +22,8 @@ use super::rows::TAIL_BYTES_MAX;
 use super::state::State;
 use crate::content_store::UniqueId;
 
-const HEADER_BYTES: usize = 42;
+/// The bytes of a record before those of a write.
+pub(super) const HEADER_BYTES: usize = 42;
 
 /// The place of a change in its call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +31,12 @@ pub(super) struct InCall {
     pub(super) is_first: bool,
     pub(super) is_last: bool,
 }
+
+/// A change that is a call of its own.
+pub(super) const WHOLE: InCall = InCall {
+    is_first: true,
+    is_last: true,
+};
 
 /// A change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +73,8 @@ pub(super) enum Change<'d> {
     Tail(&'d [u8]),
     /// Nothing: the end of a call that sets no tail.
     End,
+    /// Nothing: bytes of a slice that left memory, which its owner alone reads.
+    Copy(&'d [u8]),
 }
 
 impl<'d> Change<'d> {
@@ -81,6 +90,7 @@ impl<'d> Change<'d> {
             Change::GiveUp { offset, len } => (7, offset, len, &[]),
             Change::Tail(tail) => (8, 0, 0, tail),
             Change::End => (9, 0, 0, &[]),
+            Change::Copy(bytes) => (10, 0, 0, bytes),
         };
         let mut header = [0; HEADER_BYTES];
         (header[0], header[1]) = (kind, u8::from(place.is_first) | u8::from(place.is_last) << 1);
@@ -114,6 +124,7 @@ impl<'d> Change<'d> {
             7 => Change::GiveUp { offset, len },
             8 => Change::Tail(data),
             9 => Change::End,
+            10 => Change::Copy(data),
             _ => return None,
         };
         let end = match change {
@@ -141,7 +152,7 @@ impl<'d> Change<'d> {
             | Change::Zero { offset, len }
             | Change::Reserve { offset, len }
             | Change::GiveUp { offset, len } => offset..offset.saturating_add(len),
-            Change::Tail(_) | Change::End => 0..0,
+            Change::Tail(_) | Change::End | Change::Copy(_) => 0..0,
         }
     }
 }
@@ -150,7 +161,7 @@ impl State {
     /// Makes a change in memory. Returns how many bytes the buffers lost.
     pub(super) fn apply(&mut self, change: &Change<'_>) -> u64 {
         match *change {
-            Change::Write { .. } | Change::End => 0,
+            Change::Write { .. } | Change::End | Change::Copy(_) => 0,
             Change::Extend { end } => {
                 self.row.valid_len = self.row.valid_len.max(end);
                 0
@@ -221,6 +232,7 @@ mod tests {
             Change::GiveUp { offset, len },
             Change::Tail(b"tail"),
             Change::End,
+            Change::Copy(b"content"),
         ] {
             for (is_first, is_last) in [(false, false), (false, true), (true, false), (true, true)] {
                 let place = InCall { is_first, is_last };
@@ -235,7 +247,7 @@ mod tests {
         };
         let (header, _) = Change::Truncate { len: 1 }.encode(of, whole);
         assert_eq!(Change::decode(&header[..41]), None);
-        for (at, byte) in [(0, 0), (0, 10), (1, 4)] {
+        for (at, byte) in [(0, 0), (0, 11), (1, 4)] {
             let mut other = header;
             other[at] = byte;
             assert_eq!(Change::decode(&other), None, "{at}");

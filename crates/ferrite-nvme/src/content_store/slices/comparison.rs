@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use ferrite_slices::{Listed, SliceId, SliceMap, object_bytes};
+use ferrite_slices::{Listed, SliceId, SliceMap};
 
 use super::store::{Store, of_bucket};
 use crate::content_store::{Place, Result};
@@ -123,8 +123,15 @@ pub(super) fn compare(store: &Arc<Store>, repairs: bool) -> Result<Comparison> {
     }
     for (id, (place, len)) in &before.named {
         let wrong = match seen.get(id) {
-            Some(&bytes) if bytes == object_bytes(*len) => continue,
-            Some(bytes) => format!("slice {id} has {bytes} bytes instead of {}", object_bytes(*len)),
+            Some(bytes) if store.objects.object_bytes(*len).contains(bytes) => continue,
+            Some(bytes) => {
+                let may = store.objects.object_bytes(*len);
+                format!(
+                    "slice {id} has {bytes} bytes instead of {} to {}",
+                    may.start(),
+                    may.end()
+                )
+            }
             None => format!("slice {id} is missing in {}", store.bucket.place()),
         };
         if after.named.contains_key(id) {

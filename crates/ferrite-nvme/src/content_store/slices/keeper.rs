@@ -204,8 +204,9 @@ pub(super) fn collect(store: &Store, is_over: &dyn Fn() -> bool) -> Result<()> {
             break;
         }
         store.check_changes()?;
-        let names = due.iter().map(|&(id, _)| store.cache.name(id)).collect();
+        let names = due.iter().map(|&(id, _)| store.objects.name(id)).collect();
         store.bucket.delete_now(names).map_err(of_bucket)?;
+        due.iter().for_each(|&(id, _)| store.objects.forget(id));
         store.rows.forget_dead(&due)?;
         let deleted = due.len() as u64;
         store.deleted_slices.fetch_add(deleted, Ordering::Relaxed);

@@ -11,7 +11,7 @@ use crate::content_store::{Error, Result};
 /// A log, and its place for messages.
 pub struct ChangeLog {
     /// The log, which is this pool's.
-    pub wal: Wal,
+    pub wal: Box<Wal>,
     /// Its device and machine.
     pub name: String,
     /// Changes are appended. Otherwise those that it has are published, and no more come.

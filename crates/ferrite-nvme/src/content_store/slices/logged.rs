@@ -41,6 +41,8 @@ use crate::content_store::{Error, Place, Result, UniqueId};
 
 /// The bytes of a record besides those of a write, with those of a tail.
 const RECORD_BYTES_MORE: usize = 512;
+/// The part of the log that writes leave to changes that do not wait for space.
+const FREE_PART: u64 = 16;
 /// The records of one call. Longer ones are not in a log.
 const CALL_BYTES_MAX: u64 = LONG_BYTES + (1 << 20);
 
@@ -60,9 +62,10 @@ fn touched(change: &Change<'_>, end: u64) -> Chunks {
 impl SharedBlob {
     /// Appends changes to the log, a part of a call or all of it, as `place` says. The caller has `changing`, has
     /// noted that the blob has changes, and has yet to make them in the state. Waits for the log's device only where a
-    /// group is full.
-    pub(super) fn log(&self, state: &mut State, changes: &[Change<'_>], place: InCall) {
-        let Some(log) = self.store.log.as_deref() else { return };
+    /// group is full. Returns the position of the last one, if the log has them.
+    pub(super) fn log(&self, state: &mut State, changes: &[Change<'_>], place: InCall) -> Option<Position> {
+        let log = self.store.log.as_deref()?;
+        let mut last = None;
         let done = match state.log.is_unlogged() || !log.is_used {
             true => Err(LogError::Full),
             false => changes.iter().enumerate().try_for_each(|(index, change)| {
@@ -73,10 +76,42 @@ impl SharedBlob {
                 let (header, data) = change.encode(self.id, place);
                 let position = log.wal.append(&[&header, data])?;
                 state.log.add(position, touched(change, state.row.valid_len), false);
+                last = Some(position);
                 Ok(())
             }),
         };
         state.log.note_change(done.is_ok());
+        last.filter(|_| done.is_ok())
+    }
+
+    /// Waits until the log has space for a write of so many bytes, and for small changes besides; what it has goes to
+    /// the bucket meanwhile. The caller has no lock.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]: the bucket takes nothing; that the owner's time is over.
+    pub(super) fn wait_for_log(&self, bytes: u64) -> Result<()> {
+        let Some(log) = self.store.log.as_deref().filter(|log| log.is_used) else {
+            return Ok(());
+        };
+        let is_full = || {
+            let usage = log.wal.usage();
+            let most = usage.bytes - usage.bytes / FREE_PART;
+            usage.used_bytes > 0 && usage.used_bytes + bytes.min(most / 2) > most && log.wal.failure().is_none()
+        };
+        if !is_full() || self.state.lock().log.is_unlogged() {
+            return Ok(());
+        }
+        let Err(error) = self.store.wait_while(0, is_full) else {
+            return Ok(());
+        };
+        self.store.check_changes()?;
+        tracing::warn!(%error, log = log.name, "the log is full");
+        let blobs = handles::unpublished(&self.store, Duration::ZERO);
+        match blobs.iter().any(|blob| blob.state.lock().waits_for_bucket()) {
+            true => Err(Error::NoSpace),
+            // Some blob cannot be published, whatever the bucket does: others pass the log.
+            false => Ok(()),
+        }
     }
 
     /// Makes room in the log for a record of a write, so that [`Self::log`] does not wait for its device under the
@@ -168,7 +203,7 @@ impl SharedBlob {
     fn redo(self: &Arc<Self>, position: Position, change: &Change<'_>) -> Result<()> {
         if let Change::Write { offset, data } = *change {
             let end = self.state.lock().row.valid_len;
-            self.write_logged(data, offset, true)?;
+            self.write_logged(data, offset, (Some(position), true))?;
             self.state.lock().log.add(position, touched(change, end), true);
             return Ok(());
         }
@@ -240,10 +275,13 @@ fn read_again(
     record: &[u8],
 ) -> Result<u64> {
     let damaged = || Error::Damaged(format!("{}: it has a record that cannot be read", log.name));
-    let (of, place, _) = Change::decode(record).ok_or_else(damaged)?;
+    let (of, place, change) = Change::decode(record).ok_or_else(damaged)?;
     let Some((blob, mark, is_found)) = blobs.get_mut(&of) else {
         return Ok(0);
     };
+    if matches!(change, Change::Copy(_)) {
+        return Ok(0);
+    }
     // Metadata that was restored from a backup has marks of records that were freed since.
     *is_found |= position.record >= mark.from && mark.from >= log.wal.head().record;
     if !*is_found || position.record < mark.from {
@@ -337,7 +375,7 @@ pub(super) fn trim(store: &Store) {
     // First: a change that is appended later has this position, or one behind it.
     let mut to = log.wal.end();
     for blob in handles::unpublished(store, Duration::ZERO) {
-        let kept = blob.state.lock().log.kept_from();
+        let kept = blob.state.lock().kept_from();
         if !is_seeded(Bug::LogTrimmedEarly) {
             to = to.min(kept.unwrap_or(to));
         }
@@ -346,8 +384,9 @@ pub(super) fn trim(store: &Store) {
     if store.is_over() {
         return;
     }
-    if let Err(error) = log.wal.trim(to) {
-        log.note_failure(&error);
+    match log.wal.trim(to) {
+        Ok(()) => store.note_log_space(),
+        Err(error) => log.note_failure(&error),
     }
 }
 

@@ -4,8 +4,9 @@
 //! which blobs are in use; `blob`, the content of one file in use, with what is known of it (`state`) and its reads
 //! (`reading`), in whatever `order`; `publication`, by which changes of a blob become durable; `change`, the changes,
 //! and their records in a log (`logged`, with `log_state`), which rows know by marks (`mark`); `buffer`, bytes that
-//! have yet to become a slice; `ids`, the ids of slices; `rows`, the keys and transactions; `keeper`, the thread that
-//! publishes what waits for long, writes blocks anew and deletes objects; `comparison`, of the bucket with the rows.
+//! have yet to become a slice; `upload`, slices on their way (`unstored`), which wait in memory or, by `spill`, in the
+//! log (`in_log`); `ids`, the ids of slices; `rows`, the keys and transactions; `keeper`, the thread that publishes
+//! what waits for long, writes blocks anew and deletes objects; `comparison`, of the bucket with the rows.
 //!
 //! # Order of a change
 //!
@@ -30,7 +31,8 @@
 //!
 //! # Failures
 //!
-//! An object that could not be stored is sent again and again; its bytes stay in memory, where readers find them. A
+//! An object that could not be stored is sent again and again; its bytes wait in memory, or in
+//! the log, where readers find them. A
 //! publication gives up after [`SlicesOptions::publish_timeout`], or at once if the service refuses, and says why;
 //! nothing is lost, and the next one tries again. Writers wait, before they change anything, while
 //! [`SlicesOptions::buffer_bytes`] have not been stored.
@@ -44,6 +46,7 @@ mod change;
 mod comparison;
 mod handles;
 mod ids;
+mod in_log;
 mod keeper;
 mod log_state;
 mod logged;
@@ -52,15 +55,18 @@ mod order;
 mod publication;
 mod reading;
 mod rows;
+mod spill;
 mod state;
 mod store;
+mod unstored;
+mod upload;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ferrite_meta::MetaStore;
-use ferrite_slices::Bucket;
+use ferrite_slices::{Bucket, Codec, DiskCache};
 use ferrite_vfs::Durability;
 
 pub use self::comparison::Comparison;
@@ -88,6 +94,8 @@ mod lock_order {
         Marking = 35;
         /// The ids of slices.
         Ids = 40;
+        /// One thread has slices leave memory.
+        Spilling = 45;
         /// The known state of a blob.
         BlobState = 50;
         /// Blobs with changes that are not durable.
@@ -144,6 +152,17 @@ impl Default for SlicesOptions {
     }
 }
 
+/// The things of this machine that content in S3 may have.
+#[derive(Default)]
+pub struct SlicesParts {
+    /// How objects are made and read.
+    pub codec: Codec,
+    /// The log of changes.
+    pub log: Option<ChangeLog>,
+    /// Objects that were read lately.
+    pub disk: Option<DiskCache>,
+}
+
 /// One owner's client of the content of a pool in a bucket.
 pub struct SlicesContent {
     store: Arc<Store>,
@@ -161,22 +180,22 @@ impl SlicesContent {
         pool: [u8; 16],
         options: SlicesOptions,
     ) -> Result<SlicesContent> {
-        SlicesContent::with_log(bucket, meta, pool, options, None)
+        SlicesContent::with(bucket, meta, pool, options, SlicesParts::default())
     }
 
-    /// The same with a log of changes.
+    /// The same with a form of objects, a log of changes, and a disk for clean slices.
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub fn with_log(
+    pub fn with(
         bucket: Bucket,
         meta: Arc<dyn MetaStore>,
         pool: [u8; 16],
         options: SlicesOptions,
-        log: Option<ChangeLog>,
+        parts: SlicesParts,
     ) -> Result<SlicesContent> {
         let keeper = Keeper::default();
-        let store = Store::new(bucket, meta, pool, (options, log), keeper.calls());
+        let store = Store::new(bucket, meta, pool, (options, parts), keeper.calls());
         keeper.start(&store)?;
         Ok(SlicesContent { store, keeper })
     }

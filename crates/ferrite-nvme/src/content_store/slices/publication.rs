@@ -29,7 +29,9 @@ const DEAD_BYTES_MAX: u64 = 256 << 10;
 /// How long the keeper waits for the objects of a blob: others need it, too.
 const TURN_MAX: Duration = Duration::from_secs(5);
 /// How long a thread waits at a time for an object.
-const WAIT: Duration = Duration::from_millis(500);
+const WAIT: Duration = Duration::from_millis(100);
+/// How often it looks at all of them.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// A moment of a blob.
 struct Moment {
@@ -96,7 +98,7 @@ impl SharedBlob {
         let mut steps = std::mem::take(&mut moment.steps);
         let awaited = match is_seeded(Bug::PublishBeforeUpload) {
             true => Ok(()),
-            false => self.wait_for_objects(&moment.awaited, until),
+            false => self.wait_for_objects(&moment.awaited, turn, until),
         };
         // Later changes that the log has get their mark before this, or after it.
         let _marking = self.marking.lock();
@@ -202,28 +204,44 @@ impl SharedBlob {
         }
     }
 
-    /// Waits until these objects have arrived: until this moment, and longer as long as any objects arrive.
-    fn wait_for_objects(&self, awaited: &[SliceId], mut until: Instant) -> Result<()> {
+    /// Waits until these objects have arrived: until this moment, and longer as long as any objects arrive; or, for the
+    /// keeper, which others need as well, any of this blob.
+    fn wait_for_objects(&self, awaited: &[SliceId], turn: Turn, mut until: Instant) -> Result<()> {
         let longer = until.saturating_duration_since(Instant::now());
-        let mut stored = self.store.stored();
+        let progress = |state: &State| match turn {
+            Turn::Any => self.store.stored(),
+            Turn::Within(_) => state.arrived,
+        };
         let mut state = self.state.lock();
+        let mut stored = progress(&state);
         let before: u32 = failures(&state, awaited);
+        let (mut left, mut looked) = (awaited, None::<Instant>);
         loop {
-            let left: Vec<_> = awaited.iter().filter_map(|id| state.uploads.get(id)).collect();
+            while let Some((last, others)) = left.split_last()
+                && !state.uploads.contains_key(last)
+            {
+                left = others;
+            }
             if left.is_empty() {
                 return Ok(());
             }
             if state.is_unwanted {
                 return Err(Error::Failed("the file is being removed".into()));
             }
-            if self.store.stored() != stored {
-                (stored, until) = (self.store.stored(), Instant::now() + longer);
+            let now = Instant::now();
+            if progress(&state) != stored {
+                (stored, until) = (progress(&state), now + longer);
             }
-            let failed = left.iter().find_map(|upload| upload.error.as_ref());
-            let is_refused = failures(&state, awaited) > before && failed.is_some_and(BucketError::is_refusal);
-            let is_late = Instant::now() >= until || self.store.is_over();
-            if is_refused || is_late {
-                return Err(self.store.not_stored(failed));
+            let is_late = now >= until || self.store.is_over();
+            // Every object that arrives is heard of, and there may be thousands.
+            if is_late || looked.is_none_or(|at| now.duration_since(at) >= LOOK) {
+                looked = Some(now);
+                let mut uploads = left.iter().filter_map(|id| state.uploads.get(id));
+                let failed = uploads.find_map(|upload| upload.error.as_ref());
+                let is_refused = failed.is_some_and(BucketError::is_refusal) && failures(&state, awaited) > before;
+                if is_refused || is_late {
+                    return Err(self.store.not_stored(failed));
+                }
             }
             self.heard.wait_for(&mut state, WAIT);
         }

@@ -1,7 +1,9 @@
-//! Reads of a blob: from slices on their way, from the cache and the bucket, and from the buffers over them.
+//! Reads of a blob: from slices on their way, in memory or in the log, from the cache and the bucket, and from the
+//! buffers over them.
 
 use std::collections::HashSet;
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use ferrite_slices::{BLOCK_BYTES, Extent, SliceId, Started};
@@ -9,6 +11,7 @@ use ferrite_slices::{BLOCK_BYTES, Extent, SliceId, Started};
 use super::blob::SharedBlob;
 use super::state::by_block;
 use super::store::of_bucket;
+use super::unstored::{Spilled, Unstored};
 use crate::content_store::{Error, Result};
 
 /// Slices that are fetched at once, for one read.
@@ -17,6 +20,7 @@ const FETCHED_AT_ONCE: usize = 16;
 /// Where the bytes of a part of a read come from.
 enum Source {
     Here(Bytes),
+    Log(Arc<Spilled>),
     Bucket(SliceId, u32),
 }
 
@@ -42,10 +46,17 @@ impl SharedBlob {
         }
         state.log.check_read(bytes)?;
         let source = |(start, extent): (u64, Extent)| {
-            let here = state.uploads.get(&extent.slice).map(|upload| upload.slice.clone());
-            let source = match here.or_else(|| self.store.cache.get(extent.slice)) {
-                Some(slice) => Source::Here(slice),
-                None => Source::Bucket(extent.slice, extent.slice_len),
+            let id = extent.slice;
+            let source = match state.uploads.get(&id).map(|upload| &upload.bytes) {
+                Some(Unstored::Memory { slice, .. }) => Source::Here(slice.clone()),
+                Some(Unstored::Log(spilled)) => {
+                    let cached = self.store.cache.get(id);
+                    cached.map_or_else(|| Source::Log(Arc::clone(spilled)), Source::Here)
+                }
+                None => {
+                    let cached = self.store.cache.get(id);
+                    cached.map_or(Source::Bucket(id, extent.slice_len), Source::Here)
+                }
             };
             (start, extent, source)
         };
@@ -80,13 +91,24 @@ impl SharedBlob {
             let fetched: Vec<Option<Started<Bytes>>> = some
                 .iter()
                 .map(|(_, _, source)| match source {
-                    Source::Here(_) => None,
+                    Source::Here(_) | Source::Log(_) => None,
                     Source::Bucket(slice, len) => Some(self.store.cache.start(*slice, *len)),
                 })
                 .collect();
             for ((start, extent, source), fetched) in some.iter().zip(fetched) {
                 match (source, fetched) {
                     (Source::Here(slice), _) => copy(*start, extent, slice)?,
+                    (Source::Log(spilled), _) => {
+                        let slice = match self.store.cache.get(extent.slice) {
+                            Some(slice) => slice,
+                            None => {
+                                let slice = self.store.read_spilled(spilled)?;
+                                self.store.cache.arrive(extent.slice, slice.clone());
+                                slice
+                            }
+                        };
+                        copy(*start, extent, &slice)?;
+                    }
                     (Source::Bucket(..), Some(fetched)) => copy(*start, extent, &fetched.wait().map_err(of_bucket)?)?,
                     (Source::Bucket(..), None) => {}
                 }

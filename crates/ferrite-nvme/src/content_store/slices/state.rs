@@ -7,22 +7,23 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::time::Instant;
 
-use bytes::Bytes;
-use ferrite_slices::{
-    BLOCK_BYTES, CHUNK_BYTES, Error as BucketError, Extent, SliceId, SliceMap, Unnamed, encode, payload,
-};
+use ferrite_slices::{BLOCK_BYTES, CHUNK_BYTES, Error as BucketError, Extent, SliceId, SliceMap, Unnamed};
+use ferrite_wal::Position;
 
 use super::UNIT_BYTES;
-use super::buffer::Buffer;
+use super::buffer::{Buffer, Sealed};
 use super::log_state::LogState;
 use super::order::Order;
 use super::rows::{BlobRow, RESERVED_MAX};
+use super::unstored::Upload;
 use crate::content_store::{Error, Result};
 
 /// Ranges of a buffer that are stored as they are.
 const RANGES_MAX: usize = 64;
 /// Slices that come and go between two publications, at most, where a writer can wait.
 const SLICES_MAX: usize = 1000;
+/// The same where a log has them: they may be published in several steps.
+const LOGGED_SLICES_MAX: usize = 16_000;
 
 /// The known state of a blob.
 #[derive(Default)]
@@ -30,6 +31,8 @@ pub(super) struct State {
     pub(super) map: SliceMap,
     pub(super) buffers: BTreeMap<u64, Buffer>,
     pub(super) uploads: HashMap<SliceId, Upload>,
+    /// How many of its objects have arrived.
+    pub(super) arrived: u64,
     pub(super) row: BlobRow,
     pub(super) unpublished: Unpublished,
     /// The bytes that its rows name.
@@ -43,14 +46,6 @@ pub(super) struct State {
     pub(super) log: LogState,
     /// The slice that was verified last, when, and whether it is as it was stored.
     pub(super) verified: Option<(SliceId, Instant, bool)>,
-}
-
-/// A slice whose object is on its way.
-pub(super) struct Upload {
-    pub(super) slice: Bytes,
-    /// Attempts that failed.
-    pub(super) failures: u32,
-    pub(super) error: Option<BucketError>,
 }
 
 /// Changes that rows do not have yet.
@@ -73,9 +68,11 @@ impl Unpublished {
         self.unnamed.extend(unnamed.into_iter().map(with_chunk));
     }
 
-    /// Whether it should become durable before there is more: a transaction has bounds.
-    pub(super) fn is_large(&self) -> bool {
-        self.fresh.len() + self.unnamed.len() > SLICES_MAX
+    /// Whether it should become durable before there is more: a publication is one transaction then, or the log is
+    /// longer than it should be.
+    pub(super) fn is_large(&self, is_logged: bool) -> bool {
+        let most = if is_logged { LOGGED_SLICES_MAX } else { SLICES_MAX };
+        self.fresh.len() + self.unnamed.len() > most
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -99,6 +96,18 @@ impl State {
             true => Err(Error::NotFound),
             false => self.log.check_change(),
         }
+    }
+
+    /// Whether any of its slices could be stored, if the bucket took it.
+    pub(super) fn waits_for_bucket(&self) -> bool {
+        let is_readable = |upload: &Upload| !matches!(upload.error, Some(BucketError::Damaged(_)));
+        self.uploads.values().any(is_readable)
+    }
+
+    /// The position from which on the log has to be kept.
+    pub(super) fn kept_from(&self) -> Option<Position> {
+        let of_uploads = self.uploads.values().filter_map(Upload::kept_from);
+        self.log.kept_from().into_iter().chain(of_uploads).min()
     }
 
     /// Whether the rows have all of it.
@@ -196,11 +205,10 @@ impl State {
         }
     }
 
-    /// Has a buffer become a slice. Returns its object.
-    pub(super) fn seal(&mut self, block: u64, buffer: &mut Buffer, id: SliceId) -> Bytes {
+    /// Has a buffer become a slice, which is an upload then.
+    pub(super) fn seal(&mut self, block: u64, buffer: &mut Buffer, id: SliceId) -> Sealed {
         self.widen(block, buffer);
-        let object = encode(id, buffer.bytes());
-        let slice = payload(&object);
+        let sealed = buffer.seal();
         let chunk = block * BLOCK_BYTES / CHUNK_BYTES;
         let mut at = 0;
         for range in buffer.ranges() {
@@ -208,7 +216,7 @@ impl State {
                 len: range.len() as u32,
                 slice: id,
                 at,
-                slice_len: slice.len() as u32,
+                slice_len: sealed.slice.len() as u32,
             };
             let unnamed = self.map.cover(block * BLOCK_BYTES + range.start as u64, extent);
             self.unpublished.add_unnamed(unnamed, |_| chunk);
@@ -217,15 +225,7 @@ impl State {
         self.unpublished.chunks.insert(chunk);
         self.unpublished.blocks.insert(block);
         self.unpublished.fresh.push((id, chunk));
-        self.uploads.insert(
-            id,
-            Upload {
-                slice,
-                failures: 0,
-                error: None,
-            },
-        );
-        object
+        sealed
     }
 
     /// The first byte of data from `offset` on.

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant, SystemTime};
 use ferrite_checks::condvar::Condvar;
 use ferrite_checks::ranked::Mutex;
 use ferrite_meta::MetaStore;
-use ferrite_slices::{Bucket, Error as BucketError, Requests, SliceCache, SliceId, SliceMap};
+use ferrite_slices::{Bucket, DiskCache, Error as BucketError, Requests, SliceCache, SliceId, SliceMap, SliceObjects};
 use ferrite_wal::Usage as LogUsage;
 
 use super::calls::{AnyBlob, Calls};
 use super::ids::SliceIds;
 use super::log_state::ChangeLog;
 use super::rows::Rows;
-use super::{SlicesOptions, lock_order};
+use super::{SlicesOptions, SlicesParts, lock_order};
 use crate::content_store::{BlobName, Error, Guard, Place, Result, Survey, UniqueId};
 
 /// Locks for loading, by the number of the blob.
@@ -31,14 +31,20 @@ const MOMENT: Duration = Duration::from_millis(100);
 pub struct SlicesUsage {
     /// Bytes of files.
     pub live_bytes: u64,
-    /// Bytes that are in memory alone.
+    /// Bytes in memory that have no object.
     pub buffered_bytes: u64,
+    /// Bytes in the log, and not in memory, that have no object.
+    pub spilled_bytes: u64,
     /// The age of the oldest change that is not durable.
     pub oldest_change: Duration,
     /// The last object could not be stored.
     pub is_failing: bool,
     /// Clean bytes in memory.
     pub cached_bytes: u64,
+    /// Clean bytes on a disk of this machine.
+    pub disk_cached_bytes: u64,
+    /// Slices that readers found there.
+    pub disk_hits: u64,
     /// Slices that readers found in memory.
     pub cache_hits: u64,
     /// Slices that they did not find there.
@@ -77,6 +83,7 @@ pub(super) struct Waiting {
 pub(super) struct Store {
     pub(super) rows: Rows,
     pub(super) bucket: Bucket,
+    pub(super) objects: SliceObjects,
     pub(super) cache: SliceCache,
     pub(super) ids: SliceIds,
     pub(super) options: SlicesOptions,
@@ -94,6 +101,9 @@ pub(super) struct Store {
     pub(super) unpublished: Mutex<lock_order::Unpublished, HashMap<UniqueId, Waiting>>,
     buffered: Mutex<lock_order::Buffered, Buffered>,
     has_room: Condvar,
+    /// Bytes that the log alone has.
+    spilled: AtomicI64,
+    pub(super) spilling: Mutex<lock_order::Spilling, ()>,
     live_bytes: AtomicI64,
     /// The same, as a reader saw it.
     looked_at: OnceLock<u64>,
@@ -111,22 +121,31 @@ struct Buffered {
     failure: Option<BucketError>,
 }
 
+impl Buffered {
+    /// Whether there is no room for so many bytes more. Alone, anything fits.
+    fn is_short(&self, most: u64, more: u64) -> bool {
+        self.bytes > 0 && self.bytes + more > most
+    }
+}
+
 impl Store {
     pub(super) fn new(
         bucket: Bucket,
         meta: Arc<dyn MetaStore>,
         pool: [u8; 16],
-        (options, log): (SlicesOptions, Option<ChangeLog>),
+        (options, parts): (SlicesOptions, SlicesParts),
         keeper: Calls,
     ) -> Arc<Store> {
         let folder = super::folder(pool);
+        let objects = SliceObjects::new(bucket.clone(), &folder, parts.codec, parts.disk);
         Arc::new(Store {
             rows: Rows::new(meta),
-            cache: SliceCache::new(bucket.clone(), &folder, options.cache_bytes),
+            cache: SliceCache::new(objects.clone(), options.cache_bytes),
+            objects,
             bucket,
             ids: SliceIds::default(),
             options,
-            log: log.map(Box::new),
+            log: parts.log.map(Box::new),
             is_replaying: AtomicBool::new(false),
             has_lost: AtomicBool::new(true),
             folder,
@@ -137,6 +156,8 @@ impl Store {
             unpublished: Mutex::default(),
             buffered: Mutex::default(),
             has_room: Condvar::new(),
+            spilled: AtomicI64::new(0),
+            spilling: Mutex::default(),
             live_bytes: AtomicI64::new(0),
             looked_at: OnceLock::new(),
             rewritten_blocks: AtomicU64::new(0),
@@ -249,6 +270,11 @@ impl Store {
         }
     }
 
+    /// Counts bytes that the log alone has.
+    pub(super) fn count_spilled(&self, more: i64) {
+        self.spilled.fetch_add(more, Ordering::Relaxed);
+    }
+
     /// An object was stored, or was not.
     pub(super) fn note_outcome(&self, failure: Option<&BucketError>) {
         if failure.is_none() {
@@ -256,7 +282,7 @@ impl Store {
         }
         let mut buffered = self.buffered.lock();
         if let (Some(error), None) = (failure, &buffered.failure) {
-            tracing::warn!(%error, "content could not be stored; it stays in memory, and is sent again");
+            tracing::warn!(%error, "content could not be stored; it waits, and is sent again");
         }
         buffered.failure = failure.cloned();
     }
@@ -266,31 +292,71 @@ impl Store {
         self.buffered.lock().failure.as_ref().map(ToString::to_string)
     }
 
-    pub(super) fn is_short_of_memory(&self) -> bool {
-        self.buffered.lock().bytes > self.options.buffer_bytes
+    /// Whether there is hardly memory for so many bytes more.
+    pub(super) fn is_nearly_short_of(&self, more: u64) -> bool {
+        let most = self.options.buffer_bytes;
+        self.buffered.lock().is_short(most - most / 8, more)
     }
 
-    /// Waits until there is memory for so many bytes more.
+    pub(super) fn is_short_of_memory(&self) -> bool {
+        self.buffered.lock().is_short(self.options.buffer_bytes, 0)
+    }
+
+    /// Waits until there is memory for so many bytes more, which the log may make.
     ///
     /// # Errors
     /// [`Error::Failed`]: objects have not been stored for long.
-    pub(super) fn wait_for_room(&self, more: u64) -> Result<()> {
+    pub(super) fn wait_for_room(self: &Arc<Self>, more: u64) -> Result<()> {
+        let is_short = || self.buffered.lock().is_short(self.options.buffer_bytes, more);
+        if is_short() {
+            self.spill(more);
+        }
+        self.wait_while(more, is_short)
+    }
+
+    /// The same, for a caller who has no lock: buffers become slices, which the log may have.
+    ///
+    /// # Errors
+    /// The same.
+    pub(super) fn make_room(self: &Arc<Self>, more: u64) -> Result<()> {
+        let is_short = || self.buffered.lock().is_short(self.options.buffer_bytes, more);
+        if self.log.is_some() && is_short() {
+            self.spill(more);
+            if is_short() {
+                self.seal_buffers();
+            }
+        }
+        self.wait_for_room(more)
+    }
+
+    /// Waits until something is so no more, while blobs are published, for somebody who wants so many bytes of memory.
+    ///
+    /// # Errors
+    /// [`Error::Failed`]: objects have not been stored for long.
+    pub(super) fn wait_while(self: &Arc<Self>, more: u64, is_so: impl Fn() -> bool) -> Result<()> {
         let mut stored = self.stored();
         let mut until = Instant::now() + self.options.publish_timeout;
-        let mut buffered = self.buffered.lock();
-        while buffered.bytes > 0 && buffered.bytes + more > self.options.buffer_bytes {
+        while is_so() {
             if self.stored() != stored {
                 (stored, until) = (self.stored(), Instant::now() + self.options.publish_timeout);
             }
             if Instant::now() > until || self.is_over() {
-                let failure = buffered.failure.clone();
+                let failure = self.buffered.lock().failure.clone();
                 return Err(self.not_stored(failure.as_ref()));
             }
             // Buffers of blobs that nobody changes become slices.
             self.keeper.call();
-            self.has_room.wait_for(&mut buffered, MOMENT);
+            self.has_room.wait_for(&mut self.buffered.lock(), MOMENT);
+            if self.spill(more) {
+                until = Instant::now() + self.options.publish_timeout;
+            }
         }
         Ok(())
+    }
+
+    /// The log has more space than before.
+    pub(super) fn note_log_space(&self) {
+        self.has_room.notify_all();
     }
 
     /// How many objects have arrived.
@@ -334,9 +400,12 @@ impl Store {
         SlicesUsage {
             live_bytes: self.live_bytes(),
             buffered_bytes,
+            spilled_bytes: self.spilled.load(Ordering::Relaxed).max(0) as u64,
             oldest_change: oldest.unwrap_or_default(),
             is_failing,
             cached_bytes: self.cache.bytes(),
+            disk_cached_bytes: self.objects.disk().map_or(0, DiskCache::bytes),
+            disk_hits: self.objects.disk().map_or(0, DiskCache::hits),
             cache_hits,
             cache_misses,
             rewritten_blocks: self.rewritten_blocks.load(Ordering::Relaxed),

@@ -1,0 +1,37 @@
+//! Where the bytes of buffers and slices are in the log.
+
+use std::ops::Range;
+
+use ferrite_wal::Position;
+
+/// The record of a write, and where its bytes begin in their block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Origin {
+    pub(super) record: Position,
+    pub(super) begins: usize,
+}
+
+/// Where the bytes of a slice are in the log: in order, how many of them come from which record, and from where in it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct InLog(Vec<(usize, Position, usize)>);
+
+impl InLog {
+    /// The position of its first record.
+    pub(super) fn first(&self) -> Option<Position> {
+        self.0.iter().map(|&(_, record, _)| record).min()
+    }
+
+    /// Adds the bytes of a block's range, which this record has.
+    pub(super) fn add(&mut self, bytes: &Range<usize>, origin: Origin) {
+        self.0.push((bytes.len(), origin.record, bytes.start - origin.begins));
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.iter().map(|(len, ..)| len).sum()
+    }
+
+    /// Its parts.
+    pub(super) fn parts(&self) -> impl Iterator<Item = (usize, Position, usize)> {
+        self.0.iter().copied()
+    }
+}
