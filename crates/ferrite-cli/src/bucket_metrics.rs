@@ -26,6 +26,8 @@ struct InBucket {
     received_bytes: u64,
     hits: u64,
     misses: u64,
+    disk_bytes: u64,
+    disk_hits: u64,
 }
 
 #[cfg(feature = "nvme")]
@@ -35,7 +37,7 @@ fn in_bucket(volume: &dyn Volume) -> Option<InBucket> {
     let requests = usage.requests;
     Some(InBucket {
         live_bytes: usage.live_bytes,
-        unstored_bytes: usage.buffered_bytes,
+        unstored_bytes: usage.buffered_bytes + usage.spilled_bytes,
         staged_bytes: usage.log.map_or(0, |log| log.used_bytes),
         log_bytes: usage.log.map_or(0, |log| log.bytes),
         oldest_s: usage.oldest_change.as_secs_f64(),
@@ -48,6 +50,8 @@ fn in_bucket(volume: &dyn Volume) -> Option<InBucket> {
         received_bytes: requests.received_bytes,
         hits: usage.cache_hits,
         misses: usage.cache_misses,
+        disk_bytes: usage.disk_cached_bytes,
+        disk_hits: usage.disk_hits,
     })
 }
 
@@ -59,7 +63,7 @@ fn in_bucket(_: &dyn Volume) -> Option<InBucket> {
 /// A family: its name, kind, help and value.
 type Kind = (&'static str, MetricType, &'static str, fn(&InBucket) -> f64);
 
-const KINDS: [Kind; 14] = [
+const KINDS: [Kind; 16] = [
     (
         "ferrite_s3_live_bytes",
         MetricType::GAUGE,
@@ -69,7 +73,7 @@ const KINDS: [Kind; 14] = [
     (
         "ferrite_s3_unstored_bytes",
         MetricType::GAUGE,
-        "Bytes in memory that the bucket does not have yet.",
+        "Bytes that the bucket does not have yet.",
         |of| of.unstored_bytes as f64,
     ),
     (
@@ -143,6 +147,18 @@ const KINDS: [Kind; 14] = [
         MetricType::COUNTER,
         "Slices that readers did not find in memory.",
         |of| of.misses as f64,
+    ),
+    (
+        "ferrite_s3_disk_cached_bytes",
+        MetricType::GAUGE,
+        "Bytes of this machine's disk that clean slices take.",
+        |of| of.disk_bytes as f64,
+    ),
+    (
+        "ferrite_s3_disk_hits_total",
+        MetricType::COUNTER,
+        "Slices that were read from this disk.",
+        |of| of.disk_hits as f64,
     ),
 ];
 

@@ -27,6 +27,30 @@ struct Row {
     #[serde(flatten)]
     space: Option<Space>,
     state: State,
+    /// Content that is on its way to a bucket.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waiting: Option<Waiting>,
+}
+
+/// Content that a bucket does not have yet.
+#[derive(serde::Serialize)]
+struct Waiting {
+    bytes: u64,
+    /// The age of the oldest.
+    oldest_s: u64,
+}
+
+impl Waiting {
+    /// `None`: there is no bucket, or nothing waits.
+    fn of(info: &VolumeInfo) -> Option<Waiting> {
+        let json: serde_json::Value = serde_json::from_str(&info.json).ok()?;
+        let number = |name: &str| json["s3"][name].as_u64();
+        let waiting = Waiting {
+            bytes: number("buffered_bytes")? + number("spilled_bytes")?,
+            oldest_s: number("oldest_s")?,
+        };
+        (waiting.bytes > 0).then_some(waiting)
+    }
 }
 
 #[derive(serde::Serialize)]
@@ -85,6 +109,7 @@ impl Row {
             mounted_on: Some(mount.dir.clone()),
             space,
             state,
+            waiting: None,
         }
     }
 }
@@ -143,6 +168,12 @@ impl Df {
                 row.state.word(),
                 row.mounted_on.map_or("-".into(), |dir| dir.display().to_string())
             ));
+            if let Some(Waiting { bytes, oldest_s }) = row.waiting {
+                let bytes = size::human(bytes);
+                say(format!(
+                    "  {bytes} are not in the bucket yet, the oldest for {oldest_s} s"
+                ));
+            }
         }
         Ok(code)
     }
@@ -172,6 +203,7 @@ fn row(address: &Address, mount: Option<MountPoint>) -> Result<Row, Failure> {
             inodes: info.inodes,
             inodes_free: info.inodes_free,
         }),
+        waiting: Waiting::of(&info),
         state: if is_dead { State::Dead } else { State::of(&info) },
     })
 }

@@ -64,6 +64,7 @@ mod trace_file;
 mod umount;
 mod users;
 mod volume_metrics;
+mod warm;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -221,6 +222,7 @@ enum Command {
     Log(logs::Logs),
     /// Store everything that a mount has staged, and wait until it is there
     Flush(flush::Flush),
+    Warm(warm::Warm),
     /// Block changes on a mount, so that its pool can be copied or a snapshot taken
     Freeze(freeze::Freeze),
     /// Allow changes on a frozen mount again
@@ -313,6 +315,7 @@ fn run(arguments: Arguments) -> Outcome {
         #[cfg(feature = "rdma")]
         Command::Mr(command) => command.run(),
         Command::Log(command) => command.run(),
+        Command::Warm(command) => command.run(),
         Command::Flush(command) => command.run(),
         Command::Freeze(command) => command.run(),
         Command::Thaw(command) => command.run(),

@@ -280,6 +280,50 @@ fn places_that_will_not_do_are_refused() {
     assert!(added.contains("no device can be added"), "{added}");
 }
 
+/// Protects what users keep secret: the service sees none of it, and nobody reads it without the key's file.
+#[test]
+fn encrypted_content_needs_its_key() {
+    let pool = Pool::new();
+    let file = |name: &str| pool.path(name).display().to_string();
+    for key in ["key", "second"] {
+        ok(ferrite().args(["key", &file(key)]));
+    }
+    let with = |key: &str| format!("compression = 'zstd'\n{key}keep_s = 0\n");
+    let describe = |key: &str| pool.describe("pool.toml", "s3://bucket/pools/one", &with(key));
+    describe("encryption_key = 'key'\n");
+    let refused = fails(ferrite().args(["ls", &format!("{}:/", pool.address())]), 1);
+    assert!(refused.contains("is not encrypted"), "{refused}");
+    ok(&mut pool.mkfs("pool.toml", &["--force"]));
+    let text: String = (0..100_000).map(|line| format!("confidential {line}\n")).collect();
+    std::fs::write(pool.path("text"), &text).unwrap();
+    let to = format!("{}:/f", pool.address());
+    ok(ferrite().arg("cp").arg(pool.path("text")).arg(&to));
+    let stored: Vec<u8> = pool
+        .objects()
+        .iter()
+        .flat_map(|object| std::fs::read(object).unwrap())
+        .collect();
+    assert!(stored.len() < text.len() / 2, "{} of {}", stored.len(), text.len());
+    assert!(!stored.windows(8).any(|part| part == b"confiden"));
+    assert!(ok(ferrite().args(["cat", &to])) == text);
+    assert!(ok(ferrite().args(["doctor", &pool.address()])).contains(", encrypted"));
+    assert!(ok(ferrite().args(["info", &pool.address()])).contains("compressed and encrypted"));
+    ok(ferrite().args(["fsck", "--data", &pool.address()]));
+    for (key, said) in [
+        ("", "name the file with its key"),
+        ("encryption_key = 'second'\n", "is encrypted with another key"),
+        ("encryption_key = 'none'\n", "No such file"),
+    ] {
+        describe(key);
+        let refused = fails(ferrite().args(["cat", &to]), 1);
+        assert!(refused.contains(said), "{refused}");
+        assert!(fails(ferrite().args(["doctor", &pool.address()]), 1).contains(said));
+    }
+    // The form of new content may change.
+    pool.describe("pool.toml", "s3://bucket/pools/one", "encryption_key = 'key'\n");
+    assert!(ok(ferrite().args(["cat", &to])) == text);
+}
+
 /// A file is written while the service refuses: `fsync` says so and loses nothing, and the file is whole afterwards.
 #[test]
 fn a_service_that_fails_is_waited_for() {
