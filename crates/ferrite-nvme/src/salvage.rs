@@ -256,7 +256,12 @@ fn slices_to_keep(store: &dyn MetaStore) -> ferrite_meta::Result<Changes> {
         }
     })?;
     for kind in [b'Y', b'Z'] {
-        each(store, kind, &mut |key, _| changes.push((key.to_vec(), None)))?;
+        each(store, kind, &mut |key, _| {
+            // Without its key, content that is encrypted is lost.
+            if key != key::CONTENT_KEY {
+                changes.push((key.to_vec(), None));
+            }
+        })?;
     }
     Ok(changes)
 }

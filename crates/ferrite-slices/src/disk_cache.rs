@@ -34,6 +34,8 @@ const WRITES_MAX: usize = 8;
 const TURN_MAX: Duration = Duration::from_millis(100);
 /// After a failure, such as of a full disk, nothing is kept for this time.
 const PAUSE: Duration = Duration::from_secs(30);
+/// The mode of a directory in which nobody can exchange what belongs to others.
+const STICKY: u32 = 0o1000;
 /// The unit of space.
 const UNIT_BYTES: u64 = 4096;
 /// A shard admits no entry that is larger than itself.
@@ -96,7 +98,8 @@ struct Inner {
 /// Refuses a directory that others can change.
 fn check_owner(dir: &Path) -> Result<()> {
     let found = fs::metadata(dir).map_err(|error| Error::Refused(format!("{}: {error}", dir.display())))?;
-    match found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o022 == 0 {
+    let is_ours = [0, rustix::process::geteuid().as_raw()].contains(&found.uid());
+    match is_ours && (found.mode() & 0o022 == 0 || found.mode() & STICKY != 0) {
         true => Ok(()),
         false => Err(Error::Refused(format!(
             "{}: others can change it; `chown` it to this user, and `chmod 700` it",
@@ -133,6 +136,8 @@ impl DiskCache {
             .create(dir)
             .map_err(refused)?;
         check_owner(dir)?;
+        // Anybody who can change the one above can exchange it.
+        dir.parent().map_or(Ok(()), check_owner)?;
         let bytes = bytes.max(DISK_CACHE_BYTES_MIN);
         let mut options = OptionsBuilder::new();
         options.estimated_items_capacity((bytes / (256 << 10)) as usize);

@@ -145,7 +145,6 @@ pub(crate) fn mark(place: Place) -> Vec<u8> {
 }
 
 /// The key of the content, encrypted.
-#[cfg(feature = "s3")]
 pub(crate) const CONTENT_KEY: &[u8] = b"ZK";
 
 /// All keys of marks, for a scan.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ferrite_blob::device::{Device, Memory};
+use ferrite_blob::device::{Device, Memory, Op};
 use ferrite_nvme::content_store::{Blob, ContentStore, Error};
 use ferrite_testkit::rng::{Rng, pattern};
 
@@ -65,7 +65,7 @@ fn change(blob: &dyn Blob, model: &mut [u8], rng: &mut Rng, step: u32) {
 #[test]
 fn the_log_bounds_what_waits_for_the_bucket() {
     let (mut pool, log) = pool_with_log(256 << 20);
-    pool.set_publish_timeout(Duration::from_secs(2));
+    pool.set_publish_timeout(Duration::from_secs(10));
     let seed = seed();
     let mut rng = Rng::new(seed);
     let first = owner(&pool, 100, Some(&log));
@@ -165,7 +165,8 @@ fn fill(blob: &dyn Blob, mut at: u64) -> (u64, Error) {
 /// A full log makes writers wait for the bucket, and refuses them if it takes nothing; `fsync` succeeds all the same.
 #[test]
 fn a_full_log_makes_writers_wait() {
-    let (pool, log) = pool_with_log(32 << 20);
+    let (mut pool, log) = pool_with_log(32 << 20);
+    pool.set_publish_timeout(Duration::from_secs(2));
     let owner = owner(&pool, 100, Some(&log));
     let (_, blob) = owner.create();
     pool.bucket.plan(|_| Fate::Lost);
@@ -183,16 +184,62 @@ fn a_full_log_makes_writers_wait() {
     });
     let begun = Instant::now();
     for part in 0..40 {
-        blob.write_at(&[8; MIB], part << 20, None).unwrap();
+        // Requests are repeated after a pause, which may be longer than writers wait here.
+        while let Err(error) = blob.write_at(&[8; MIB], part << 20, None) {
+            assert!(
+                error == Error::NoSpace && begun.elapsed() < Duration::from_secs(30),
+                "{error}"
+            );
+        }
     }
     assert!(begun.elapsed() >= Duration::from_millis(90));
     check(&*blob, &[8; 40 << 20]);
 }
 
+/// A file whose bytes the log has lost keeps the log full, and costs others neither their turn nor their content.
+#[test]
+fn an_unreadable_slice_does_not_stop_others() {
+    let (mut pool, log) = pool_with_log(32 << 20);
+    pool.set_publish_timeout(Duration::from_secs(2));
+    let owner = owner(&pool, 100, Some(&log));
+    let [lost, other] = [(); 2].map(|()| owner.create().1);
+    pool.bucket.plan(|request| match request {
+        Request::Put => Fate::Lost,
+        _ => Fate::Done,
+    });
+    for part in 0..16 {
+        lost.write_at(&pattern(1, MIB), part << 20, None).unwrap();
+    }
+    lost.sync().unwrap();
+    assert!(owner.content.view().usage().spilled_bytes > 0);
+    let mut ring = vec![0; (32 << 20) - 8192];
+    let into = &mut ring[..];
+    log.run(&mut [Op::Read { offset: 8192, into }]).unwrap();
+    ring.chunks_mut(4096).for_each(|page| page[100] ^= 1);
+    let (offset, from, durable) = (8192, &ring[..], true);
+    log.run(&mut [Op::Write { offset, from, durable }]).unwrap();
+    // Requests that have the bytes already end before.
+    std::thread::sleep(Duration::from_secs(3));
+    pool.bucket.mend();
+    let begun = Instant::now();
+    let want = pattern(2, 64 * MIB);
+    for (part, data) in want.chunks(MIB).enumerate() {
+        other.write_at(data, (part as u64) << 20, None).unwrap();
+        if part % 8 == 0 {
+            other.sync().unwrap();
+        }
+    }
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    check(&*other, &want);
+    let error = owner.content.sync().unwrap_err().to_string();
+    assert!(error.contains("has changed"), "{error}");
+}
+
 /// A removed file gives the log back, though its slices were on their way.
 #[test]
 fn removed_files_leave_the_log() {
-    let (pool, log) = pool_with_log(32 << 20);
+    let (mut pool, log) = pool_with_log(32 << 20);
+    pool.set_publish_timeout(Duration::from_secs(10));
     let owner: Owner = owner(&pool, 100, Some(&log));
     pool.bucket.plan(|_| Fate::Lost);
     for _ in 0..4 {

@@ -411,10 +411,16 @@ impl Blob for SlicesBlob {
         let is_long = data.len() as u64 > LONG_BYTES.min(blob.store.options.buffer_bytes / 2);
         if !is_long {
             blob.store.make_room(data.len() as u64)?;
-            blob.wait_for_log(data.len() as u64)?;
         }
+        let passes_log = !is_long && !blob.wait_for_log(data.len() as u64)?;
         let changing = blob.changing.lock();
-        blob.state.lock().check_change()?;
+        {
+            let mut state = blob.state.lock();
+            state.check_change()?;
+            if passes_log {
+                blob.pass_log(&mut state);
+            }
+        }
         let written = blob.write(data, offset, is_long);
         let mut state = blob.state.lock();
         if let Err(error) = written {
@@ -427,12 +433,14 @@ impl Blob for SlicesBlob {
         state.unpublished.row = true;
         blob.log(&mut state, &[last], LAST);
         state.apply(&last);
-        let is_large = state
-            .unpublished
-            .is_large(!state.log.is_unlogged() && state.log.needed().is_some());
+        let is_logged = !state.log.is_unlogged() && state.log.needed().is_some();
+        let is_large = state.unpublished.is_large(is_logged);
         drop(state);
         drop(changing);
-        if is_large && let Err(error) = blob.publish() {
+        if is_large && is_logged {
+            // It is durable when somebody asks for it; the bucket may be away.
+            blob.store.keeper.call();
+        } else if is_large && let Err(error) = blob.publish() {
             tracing::debug!(place = %blob.place, %error, "changes are published later");
         }
         Ok(())

@@ -146,6 +146,7 @@ impl Buffer {
             }
         }
         let has_all = in_log.len() == slice.len() || is_seeded(Bug::SpilledUnlogged);
+        let has_all = has_all && in_log.is_short_for(slice.len());
         Sealed {
             slice: slice.freeze(),
             in_log: Some(in_log).filter(|_| has_all),

@@ -4,6 +4,9 @@ use std::ops::Range;
 
 use ferrite_wal::Position;
 
+/// The part of the bytes that a list of their places may take in memory: that of writes of 4 KiB takes less.
+const WORTH: usize = 100;
+
 /// The record of a write, and where its bytes begin in their block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Origin {
@@ -28,6 +31,11 @@ impl InLog {
 
     pub(super) fn len(&self) -> usize {
         self.0.iter().map(|(len, ..)| len).sum()
+    }
+
+    /// Whether it takes so little memory that bytes of this length are better there.
+    pub(super) fn is_short_for(&self, len: usize) -> bool {
+        self.0.len() * size_of::<(usize, Position, usize)>() <= len / WORTH
     }
 
     /// Its parts.

@@ -85,13 +85,14 @@ impl SharedBlob {
     }
 
     /// Waits until the log has space for a write of so many bytes, and for small changes besides; what it has goes to
-    /// the bucket meanwhile. The caller has no lock.
+    /// the bucket meanwhile. The caller has no lock. `false`: the write has to pass the log, since a blob that cannot
+    /// be published keeps it full.
     ///
     /// # Errors
     /// [`Error::NoSpace`]: the bucket takes nothing; that the owner's time is over.
-    pub(super) fn wait_for_log(&self, bytes: u64) -> Result<()> {
+    pub(super) fn wait_for_log(&self, bytes: u64) -> Result<bool> {
         let Some(log) = self.store.log.as_deref().filter(|log| log.is_used) else {
-            return Ok(());
+            return Ok(true);
         };
         let is_full = || {
             let usage = log.wal.usage();
@@ -99,19 +100,17 @@ impl SharedBlob {
             usage.used_bytes > 0 && usage.used_bytes + bytes.min(most / 2) > most && log.wal.failure().is_none()
         };
         if !is_full() || self.state.lock().log.is_unlogged() {
-            return Ok(());
+            return Ok(true);
         }
-        let Err(error) = self.store.wait_while(0, is_full) else {
-            return Ok(());
-        };
-        self.store.check_changes()?;
-        tracing::warn!(%error, log = log.name, "the log is full");
-        let blobs = handles::unpublished(&self.store, Duration::ZERO);
-        match blobs.iter().any(|blob| blob.state.lock().waits_for_bucket()) {
-            true => Err(Error::NoSpace),
-            // Some blob cannot be published, whatever the bucket does: others pass the log.
-            false => Ok(()),
+        let waited = self.store.wait_while(0, || is_full() && !is_stuck(&self.store));
+        if is_stuck(&self.store) {
+            return Ok(!is_full());
         }
+        waited.map(|()| true).or_else(|error| {
+            self.store.check_changes()?;
+            tracing::warn!(%error, log = log.name, "the log is full");
+            Err(Error::NoSpace)
+        })
     }
 
     /// Makes room in the log for a record of a write, so that [`Self::log`] does not wait for its device under the
@@ -388,6 +387,16 @@ pub(super) fn trim(store: &Store) {
         Ok(()) => store.note_log_space(),
         Err(error) => log.note_failure(&error),
     }
+}
+
+/// Whether the blob that the log is kept for has only slices that cannot be read any more, whatever the bucket does.
+fn is_stuck(store: &Store) -> bool {
+    let blobs = handles::unpublished(store, Duration::ZERO);
+    let kept = blobs.iter().filter_map(|blob| {
+        let state = blob.state.lock();
+        state.kept_from().map(|from| (from, state.is_stuck()))
+    });
+    kept.min_by_key(|&(from, _)| from).is_some_and(|(_, is_stuck)| is_stuck)
 }
 
 /// Whether the log should be emptied, for want of space or because it is of no use any more.

@@ -236,8 +236,8 @@ impl SharedBlob {
             // Every object that arrives is heard of, and there may be thousands.
             if is_late || looked.is_none_or(|at| now.duration_since(at) >= LOOK) {
                 looked = Some(now);
-                let mut uploads = left.iter().filter_map(|id| state.uploads.get(id));
-                let failed = uploads.find_map(|upload| upload.error.as_ref());
+                let errors = left.iter().filter_map(|id| state.uploads.get(id)?.error.as_ref());
+                let failed = errors.max_by_key(|error| error.is_refusal());
                 let is_refused = failed.is_some_and(BucketError::is_refusal) && failures(&state, awaited) > before;
                 if is_refused || is_late {
                     return Err(self.store.not_stored(failed));

@@ -98,10 +98,10 @@ impl State {
         }
     }
 
-    /// Whether any of its slices could be stored, if the bucket took it.
-    pub(super) fn waits_for_bucket(&self) -> bool {
-        let is_readable = |upload: &Upload| !matches!(upload.error, Some(BucketError::Damaged(_)));
-        self.uploads.values().any(is_readable)
+    /// Whether all of its slices on their way cannot be read any more.
+    pub(super) fn is_stuck(&self) -> bool {
+        let is_unreadable = |upload: &Upload| matches!(upload.error, Some(BucketError::Damaged(_)));
+        !self.uploads.is_empty() && self.uploads.values().all(is_unreadable)
     }
 
     /// The position from which on the log has to be kept.
