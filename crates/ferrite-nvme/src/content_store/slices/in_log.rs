@@ -16,30 +16,36 @@ pub(super) struct Origin {
 
 /// Where the bytes of a slice are in the log: in order, how many of them come from which record, and from where in it.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct InLog(Vec<(usize, Position, usize)>);
+pub(super) struct InLog {
+    parts: Vec<(usize, Position, usize)>,
+    /// The smallest of their positions, which whoever frees space of the log asks all slices for.
+    first: Option<Position>,
+}
 
 impl InLog {
     /// The position of its first record.
     pub(super) fn first(&self) -> Option<Position> {
-        self.0.iter().map(|&(_, record, _)| record).min()
+        self.first
     }
 
     /// Adds the bytes of a block's range, which this record has.
     pub(super) fn add(&mut self, bytes: &Range<usize>, origin: Origin) {
-        self.0.push((bytes.len(), origin.record, bytes.start - origin.begins));
+        self.parts
+            .push((bytes.len(), origin.record, bytes.start - origin.begins));
+        self.first = Some(self.first.map_or(origin.record, |first| first.min(origin.record)));
     }
 
     pub(super) fn len(&self) -> usize {
-        self.0.iter().map(|(len, ..)| len).sum()
+        self.parts.iter().map(|(len, ..)| len).sum()
     }
 
     /// Whether it takes so little memory that bytes of this length are better there.
     pub(super) fn is_short_for(&self, len: usize) -> bool {
-        self.0.len() * size_of::<(usize, Position, usize)>() <= len / WORTH
+        self.parts.len() * size_of::<(usize, Position, usize)>() <= len / WORTH
     }
 
     /// Its parts.
     pub(super) fn parts(&self) -> impl Iterator<Item = (usize, Position, usize)> {
-        self.0.iter().copied()
+        self.parts.iter().copied()
     }
 }

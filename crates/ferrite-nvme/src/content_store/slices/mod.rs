@@ -32,10 +32,9 @@
 //! # Failures
 //!
 //! An object that could not be stored is sent again and again; its bytes wait in memory, or in
-//! the log, where readers find them. A
-//! publication gives up after [`SlicesOptions::publish_timeout`], or at once if the service refuses, and says why;
-//! nothing is lost, and the next one tries again. Writers wait, before they change anything, while
-//! [`SlicesOptions::buffer_bytes`] have not been stored.
+//! the log, where readers find them. A publication gives up after [`SlicesOptions::publish_timeout`], or at once if the
+//! service refuses, and says why; nothing is lost, and the next one tries again. Writers wait, before they change
+//! anything, while [`SlicesOptions::buffer_bytes`] are in memory that have not been stored, or while the log is full.
 //!
 //! *Architecture invariant:* only this folder, and `s3`, know ferrite-slices.
 
