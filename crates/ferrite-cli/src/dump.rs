@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use ferrite::volume::Address;
 
 use super::control::Request;
-use super::pages::pages;
+use super::pages::{pages, show};
 use super::target::{Target, local_address};
 use super::{Outcome, say};
 
@@ -34,12 +34,7 @@ impl Dump {
             Some(pages) => pages,
             None => pages(&*target.inspect()?, path)?,
         };
-        for page in &pages {
-            match self.json {
-                true => say(&page.json),
-                false => page.lines.iter().for_each(say),
-            }
-        }
+        show(&pages, self.json);
         if pages.is_empty() && !self.json {
             say("no pages: the content is in the inode, or there is none");
         }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use ferrite::volume::{Address, DumpedPiece, VolumeInfo};
 
 use super::control::Request;
+use super::pages::show;
 use super::target::{Target, address};
 use super::{Failure, Outcome, mounts, say};
 
@@ -18,7 +19,8 @@ Queries the daemon of a mounted pool. Any other pool is read through a private c
 memory, and nothing is written. A pool in a database that a server owns is looked at from outside: the server is named, \
 and space is not known.
 
-Of a file of a mount it shows where its bytes are: on the medium, or in the bucket, in memory, on a disk of this machine.")]
+Of a file of a mount it shows where its bytes are: on the medium, or in the bucket, in memory, in the log, on a disk of \
+this machine.")]
 pub(crate) struct Info {
     /// Pool, a directory where one is mounted, or a file of a mount
     #[arg(value_parser = address(), value_hint = clap::ValueHint::AnyPath)]
@@ -75,12 +77,7 @@ impl Info {
         let target = Target::new(&self.pool.at(root));
         let pieces: Option<Vec<DumpedPiece>> = target.ask(&Request::Dump(path.as_os_str().as_bytes().to_vec()))?;
         let pieces = pieces.ok_or_else(|| super::target::not_mounted(root))?;
-        for piece in &pieces {
-            match self.json {
-                true => say(&piece.json),
-                false => piece.lines.iter().for_each(say),
-            }
-        }
+        show(&pieces, self.json);
         Ok(0)
     }
 }
