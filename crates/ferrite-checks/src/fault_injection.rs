@@ -180,6 +180,8 @@ bugs! {
     LogHeadVolatile,
     /// A torn group counts.
     LogGroupUnverified,
+    /// A group counts though the far device of a mirror may lose it.
+    MirrorVolatile,
 }
 
 impl Bug {

@@ -15,6 +15,9 @@ pub enum Error {
     /// The device holds something else.
     #[error("{0}")]
     Refused(String),
+    /// Two devices have different logs of the same owner, either of which may be the one that is wanted.
+    #[error("{0}")]
+    Conflict(String),
     /// The content of the device cannot be right.
     #[error("{0}")]
     Damaged(String),

@@ -10,7 +10,9 @@
 //! | 40 | 8 | the length of the ring in bytes |
 //! | 48 | 8 | the generation |
 //! | 56 | 8 | the head: groups before it do not count |
-//! | 64 | 4 | CRC-32C of what is before |
+//! | 64 | 8 | the epoch of the last owner that appended |
+//! | 72 | 8 | how often that owner has begun the log anew |
+//! | 80 | 4 | CRC-32C of what is before |
 //!
 //! The ring is the rest. A group begins at a page, at the place that is its position modulo the ring's length, and may
 //! go on at the ring's beginning:
@@ -47,7 +49,17 @@ pub const SIZE_MIN: u64 = 4 * GROUP_BYTES_MAX as u64 + RING_AT;
 const SUPERBLOCK_MAGIC: &[u8; 8] = b"FERRWAL1";
 const GROUP_MAGIC: &[u8; 4] = b"FrWG";
 /// Where the checksum of a superblock is.
-const SUM_AT: usize = 64;
+const SUM_AT: usize = 80;
+
+/// A time in which all copies of a log got the same groups. Of two copies, the one with the smaller term lacks what was
+/// appended since.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Term {
+    /// The epoch of the owner; 0 if no owner has begun.
+    pub epoch: u64,
+    /// How often it has begun anew.
+    pub restarts: u64,
+}
 
 /// The position of a record, or of the end. Positions of one log grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -91,6 +103,7 @@ pub(crate) struct Superblock {
     pub(crate) ring_bytes: u64,
     pub(crate) generation: u64,
     pub(crate) head: u64,
+    pub(crate) term: Term,
 }
 
 impl Superblock {
@@ -102,6 +115,8 @@ impl Superblock {
         page[40..48].copy_from_slice(&self.ring_bytes.to_le_bytes());
         page[48..56].copy_from_slice(&self.generation.to_le_bytes());
         page[56..64].copy_from_slice(&self.head.to_le_bytes());
+        page[64..72].copy_from_slice(&self.term.epoch.to_le_bytes());
+        page[72..80].copy_from_slice(&self.term.restarts.to_le_bytes());
         let sum = crc32c::crc32c(&page[..SUM_AT]);
         page[SUM_AT..SUM_AT + 4].copy_from_slice(&sum.to_le_bytes());
     }
@@ -115,6 +130,10 @@ impl Superblock {
             ring_bytes: u64_at(page, 40)?,
             generation: u64_at(page, 48)?,
             head: u64_at(page, 56)?,
+            term: Term {
+                epoch: u64_at(page, 64)?,
+                restarts: u64_at(page, 72)?,
+            },
         };
         let is_possible = found.ring_bytes.is_multiple_of(PAGE)
             && (SIZE_MIN - RING_AT..1 << 62).contains(&found.ring_bytes)
@@ -181,11 +200,12 @@ mod tests {
             ring_bytes: 64 << 20,
             generation: 9,
             head: 12 << 12,
+            term: Term { epoch: 3, restarts: 4 },
         };
         let mut page = vec![7; 4096];
         superblock.encode(&mut page);
         assert_eq!(Superblock::decode(&page), Some(superblock.clone()));
-        for bit in 0..68 * 8 {
+        for bit in 0..84 * 8 {
             let mut other = page.clone();
             other[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(Superblock::decode(&other), None, "bit {bit}");

@@ -5,6 +5,8 @@
 //! | `format` | the bytes: two superblocks, and groups of records |
 //! | `log` | [`Wal`]: making and opening one, appending, making durable, freeing |
 //! | `replay` | finding the end, and reading what is there |
+//! | `mirror` | [`Mirror`]: two devices with the same log |
+//! | `bounded` | a device whose answers are waited for only so long |
 //! | `memory` | buffers, aligned as devices want them |
 //! | `error` | [`Error`] |
 //!
@@ -24,12 +26,16 @@
 //! *Architecture invariant:* this crate knows no files and no content stores.
 #![forbid(unsafe_code)]
 
+mod bounded;
 mod error;
 mod format;
+mod lock_order;
 mod log;
 mod memory;
+mod mirror;
 mod replay;
 
 pub use error::{Error, Result};
-pub use format::{GROUP_BYTES_MAX, Position, RECORD_BYTES_MAX, SIZE_MIN};
+pub use format::{GROUP_BYTES_MAX, Position, RECORD_BYTES_MAX, SIZE_MIN, Term};
 pub use log::{Opened, Usage, Wal};
+pub use mirror::{Joining, Mirror};

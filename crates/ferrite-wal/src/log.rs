@@ -14,19 +14,10 @@ use ferrite_checks::ranked::{Mutex, MutexGuard};
 
 use crate::error::{Error, Result};
 use crate::format::{FRAME_BYTES, GROUP_BYTES_MAX, LEN_BYTES, PAGE, Position, RECORD_BYTES_MAX, RING_AT, SIZE_MIN};
-use crate::format::{Superblock, frame, padded, places};
+use crate::format::{Superblock, Term, frame, padded, places};
+use crate::lock_order;
 use crate::memory::{pool, take};
 use crate::replay;
-
-mod lock_order {
-    ferrite_checks::ranks! {
-        "ferrite-wal":
-        /// The head: one thread moves it.
-        Head = 10;
-        /// The state of a log.
-        Log = 20;
-    }
-}
 
 /// Bytes of a record that are read at once.
 const READ_BYTES_MAX: usize = 1 << 20;
@@ -72,6 +63,13 @@ struct State {
     records: u64,
 }
 
+/// The part of the last superblock that the state lacks.
+#[derive(Clone, Copy)]
+struct Newest {
+    generation: u64,
+    term: Term,
+}
+
 /// A log. Any number of threads may use it. Calls block for the device.
 pub struct Wal {
     device: Arc<dyn Device>,
@@ -83,8 +81,8 @@ pub struct Wal {
     readers: Pool,
     state: Mutex<lock_order::Log, State>,
     written: Condvar,
-    /// The generation of the last superblock.
-    generation: Mutex<lock_order::Head, u64>,
+    /// The last superblock.
+    newest: Mutex<lock_order::Head, Newest>,
 }
 
 fn failed(error: &ferrite_blob::Error) -> Error {
@@ -117,8 +115,26 @@ impl Wal {
                 ring_bytes: bytes - RING_AT,
                 generation,
                 head: 0,
+                term: Term::default(),
             };
             put(device, &buffers, &superblock)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a device blank, whatever it holds. A crash leaves it as it was, or without the log that it had.
+    ///
+    /// # Errors
+    /// [`Error::Failed`].
+    pub fn erase(device: &dyn Device) -> Result<()> {
+        let buffers = pool(PAGE as usize)?;
+        let mut page = take(&buffers, PAGE as usize)?;
+        page.fill(0);
+        let blank = replay::BLANK_BYTES.min(device.len_bytes() / PAGE * PAGE);
+        for offset in (0..blank).step_by(PAGE as usize) {
+            let (from, durable) = (&page[..], true);
+            let done = device.run(&mut [Op::Write { offset, from, durable }]);
+            done.map_err(|error| failed(&error))?;
         }
         Ok(())
     }
@@ -153,7 +169,10 @@ impl Wal {
             readers: pool(4 * READ_BYTES_MAX)?,
             state: Mutex::new(state),
             written: Condvar::new(),
-            generation: Mutex::new(superblock.generation),
+            newest: Mutex::new(Newest {
+                generation: superblock.generation,
+                term: superblock.term,
+            }),
         })))
     }
 
@@ -169,6 +188,76 @@ impl Wal {
     /// Its id.
     pub fn id(&self) -> [u8; 16] {
         self.id
+    }
+
+    /// The term of the last owner that has [begun](Self::begin) to append.
+    pub fn term(&self) -> Term {
+        self.newest.lock().term
+    }
+
+    /// An owner of this epoch begins to append. Durable when it returns.
+    ///
+    /// # Errors
+    /// [`Error::Failed`].
+    pub fn begin(&self, epoch: u64) -> Result<()> {
+        let mut newest = self.newest.lock();
+        let head = self.state.lock().durable_head;
+        let restarts = 0;
+        self.put_next(&mut newest, head, Some(Term { epoch, restarts }))
+    }
+
+    /// Begins anew behind everything that was ever appended, on devices that may lack some of it, after a failure or
+    /// before an owner of this epoch has used the log. The caller needs nothing of what the log has. Returns the new
+    /// term. Both superblocks say so, since one device may have others.
+    ///
+    /// # Errors
+    /// [`Error::Failed`]: nothing is appended, as before.
+    pub fn restart(&self, epoch: u64) -> Result<Term> {
+        let mut newest = self.newest.lock();
+        let restarts = match newest.term {
+            term if term.epoch == epoch => term.restarts + 1,
+            _ => 0,
+        };
+        let term = Term { epoch, restarts };
+        let head = {
+            let mut state = self.state.lock();
+            if state.is_writing {
+                return Err(Error::Failed(format!("{}: it is written to", self.name())));
+            }
+            let why = || "it begins anew".to_string();
+            state.failure.get_or_insert_with(why);
+            state.base + padded(state.fill)
+        };
+        for _ in 0..2 {
+            self.put_next(&mut newest, head, Some(term))?;
+        }
+        let mut state = self.state.lock();
+        (state.group, state.fill) = (None, 0);
+        (state.base, state.flushed, state.durable_head) = (head, head, head);
+        state.failure = None;
+        Ok(term)
+    }
+
+    /// Writes the next superblock.
+    fn put_next(&self, newest: &mut Newest, head: u64, term: Option<Term>) -> Result<()> {
+        let next = Newest {
+            generation: newest.generation + 1,
+            term: term.unwrap_or(newest.term),
+        };
+        let superblock = Superblock {
+            id: self.id,
+            owner: self.owner,
+            ring_bytes: self.ring_bytes,
+            generation: next.generation,
+            head,
+            term: next.term,
+        };
+        if let Err(error) = put(&*self.device, &self.buffers, &superblock) {
+            self.state.lock().failure = Some(error.to_string());
+            return Err(error);
+        }
+        *newest = next;
+        Ok(())
     }
 
     /// Its owner's id.
@@ -354,7 +443,7 @@ impl Wal {
     /// # Errors
     /// [`Error::Failed`].
     pub fn trim(&self, to: Position) -> Result<()> {
-        let mut generation = self.generation.lock();
+        let mut newest = self.newest.lock();
         let head = {
             let state = self.state.lock();
             if let Some(why) = &state.failure {
@@ -366,18 +455,7 @@ impl Wal {
             }
             head
         };
-        let superblock = Superblock {
-            id: self.id,
-            owner: self.owner,
-            ring_bytes: self.ring_bytes,
-            generation: *generation + 1,
-            head,
-        };
-        if let Err(error) = put(&*self.device, &self.buffers, &superblock) {
-            self.state.lock().failure = Some(error.to_string());
-            return Err(error);
-        }
-        *generation += 1;
+        self.put_next(&mut newest, head, None)?;
         let mut state = self.state.lock();
         state.durable_head = state.durable_head.max(head);
         Ok(())
@@ -402,6 +480,7 @@ impl Wal {
             ring_bytes: self.ring_bytes,
             generation: 0,
             head,
+            term: Term::default(),
         };
         replay::each_record(
             &*self.device,
@@ -416,7 +495,7 @@ impl Wal {
 type Guard<'w> = MutexGuard<'w, State>;
 
 /// Writes a superblock to the place of its generation.
-fn put(device: &dyn Device, buffers: &Pool, superblock: &Superblock) -> Result<()> {
+pub(crate) fn put(device: &dyn Device, buffers: &Pool, superblock: &Superblock) -> Result<()> {
     let mut page = take(buffers, PAGE as usize)?;
     superblock.encode(&mut page);
     let done = device.run(&mut [Op::Write {

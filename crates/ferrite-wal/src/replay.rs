@@ -9,7 +9,7 @@ use crate::format::{group_bytes, is_whole, padded, places, records};
 use crate::memory::take;
 
 /// Every part of a blank device up to here is zero.
-const BLANK_BYTES: u64 = 1 << 20;
+pub(crate) const BLANK_BYTES: u64 = 1 << 20;
 
 fn read(device: &dyn Device, offset: u64, into: &mut [u8]) -> Result<()> {
     let done = device.run(&mut [Op::Read { offset, into }]);

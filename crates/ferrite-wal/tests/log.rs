@@ -7,19 +7,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ferrite_blob::device::{Device, Fault, Faulty, Memory, Target};
 use ferrite_wal::{Error, Opened, Position, RECORD_BYTES_MAX, SIZE_MIN, Wal};
 
+mod mirror;
+
 fn made(device: Arc<dyn Device>) -> Wal {
     Wal::format(&*device, [1; 16], [2; 16]).unwrap();
     opened(device).unwrap()
 }
 
-fn opened(device: Arc<dyn Device>) -> Result<Wal, Error> {
+pub(crate) fn opened(device: Arc<dyn Device>) -> Result<Wal, Error> {
     match Wal::open(device)? {
         Opened::Log(wal) => Ok(*wal),
         Opened::Blank => Err(Error::Refused("blank".into())),
     }
 }
 
-fn contents(wal: &Wal) -> Vec<Vec<u8>> {
+pub(crate) fn contents(wal: &Wal) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     let visit = |_, record: &[u8]| {
         found.push(record.to_vec());
