@@ -172,6 +172,8 @@ bugs! {
     SpilledUnlogged,
     /// A slice is read from the log without its checksum.
     SpilledUnverified,
+    /// A copy of a log is used though another one has later changes.
+    StaleCopyUsed,
 
     "ferrite-wal":
     /// A group is written over one that is kept.

@@ -16,6 +16,7 @@ struct InBucket {
     unstored_bytes: u64,
     staged_bytes: u64,
     log_bytes: u64,
+    is_log_passed: bool,
     oldest_s: f64,
     is_failing: bool,
     puts: u64,
@@ -40,6 +41,7 @@ fn in_bucket(volume: &dyn Volume) -> Option<InBucket> {
         unstored_bytes: usage.buffered_bytes + usage.spilled_bytes,
         staged_bytes: usage.log.map_or(0, |log| log.used_bytes),
         log_bytes: usage.log.map_or(0, |log| log.bytes),
+        is_log_passed: usage.is_log_passed,
         oldest_s: usage.oldest_change.as_secs_f64(),
         is_failing: usage.is_failing,
         puts: requests.puts,
@@ -63,7 +65,7 @@ fn in_bucket(_: &dyn Volume) -> Option<InBucket> {
 /// A family: its name, kind, help and value.
 type Kind = (&'static str, MetricType, &'static str, fn(&InBucket) -> f64);
 
-const KINDS: [Kind; 16] = [
+const KINDS: [Kind; 17] = [
     (
         "ferrite_s3_live_bytes",
         MetricType::GAUGE,
@@ -87,6 +89,12 @@ const KINDS: [Kind; 16] = [
         MetricType::GAUGE,
         "The size of this log; 0 without one.",
         |of| of.log_bytes as f64,
+    ),
+    (
+        "ferrite_s3_log_passed",
+        MetricType::GAUGE,
+        "1 if fsync waits for the bucket, because a device of this log is away or has failed.",
+        |of| f64::from(u8::from(of.is_log_passed)),
     ),
     (
         "ferrite_s3_oldest_change_seconds",

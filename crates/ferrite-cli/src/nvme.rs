@@ -101,7 +101,7 @@ impl Making<'_> {
             None => read(self.path)?,
         };
         let devices = config.present().map(|(_, data)| &data.device);
-        let log = config.tier.as_ref().map(|tier| &tier.device);
+        let log = config.tier.iter().flat_map(ferrite_nvme::Tier::devices);
         for device in devices.chain(&config.metadata.device).chain(log) {
             refuse_to_overwrite(device, self.force)?;
         }

@@ -53,6 +53,8 @@ mod nvme_postgres;
 mod nvme_rados;
 #[cfg(feature = "nvme")]
 mod nvme_s3;
+#[cfg(feature = "nvme")]
+mod nvme_s3_mirror;
 mod operations;
 mod output;
 mod packages;

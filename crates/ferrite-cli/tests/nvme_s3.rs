@@ -14,15 +14,15 @@ use tempfile::TempDir;
 const LEASE_S: u64 = 2;
 
 /// A service with a bucket, and a pool with its content there.
-struct Pool {
+pub(crate) struct Pool {
     dir: TempDir,
-    service: S3,
+    pub(crate) service: S3,
     database: Option<Postgres>,
 }
 
 impl Pool {
     /// With the metadata in a directory.
-    fn new() -> Pool {
+    pub(crate) fn new() -> Pool {
         Pool::with(None)
     }
 
@@ -41,7 +41,7 @@ impl Pool {
         pool
     }
 
-    fn describe(&self, name: &str, address: &str, more: &str) {
+    pub(crate) fn describe(&self, name: &str, address: &str, more: &str) {
         let metadata = match &self.database {
             None => format!("directory = '{name}.meta'\n"),
             Some(database) => {
@@ -57,15 +57,15 @@ impl Pool {
         std::fs::write(self.path(name), text).unwrap();
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    fn address(&self) -> String {
+    pub(crate) fn address(&self) -> String {
         format!("nvme:{}", self.path("pool.toml").display())
     }
 
-    fn mkfs(&self, name: &str, words: &[&str]) -> Command {
+    pub(crate) fn mkfs(&self, name: &str, words: &[&str]) -> Command {
         let mut command = ferrite();
         command
             .arg("mkfs")
@@ -74,16 +74,16 @@ impl Pool {
         command
     }
 
-    fn mount(&self) {
+    pub(crate) fn mount(&self) {
         ok(ferrite().arg("mount").arg(self.address()).arg(self.path("mnt")));
     }
 
-    fn umount(&self) {
+    pub(crate) fn umount(&self) {
         ok(ferrite().arg("umount").arg(self.path("mnt")));
     }
 
     /// Ends the process that serves the mount without a word.
-    fn kill(&self) {
+    pub(crate) fn kill(&self) {
         let mount = self.path("mnt").display().to_string();
         ok(Command::new("pkill").args(["-9", "-f", &mount]));
         umount(&self.path("mnt"));
@@ -95,7 +95,7 @@ impl Pool {
     }
 
     /// The objects of slices.
-    fn objects(&self) -> Vec<PathBuf> {
+    pub(crate) fn objects(&self) -> Vec<PathBuf> {
         fn walk(dir: &Path, into: &mut Vec<PathBuf>) {
             for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
                 match entry.file_type().unwrap().is_dir() {

@@ -75,9 +75,9 @@ const NOT_RUN: [(&str, usize); 5] = [
     (
         "toml",
         if cfg!(feature = "rados") {
-            5
+            6
         } else if cfg!(feature = "nvme") {
-            4
+            5
         } else {
             1
         },

@@ -257,6 +257,7 @@ impl Config {
         }
         if let Some(tier) = &mut config.tier {
             tier.device = base.join(&tier.device);
+            tier.mirror.iter_mut().for_each(|mirror| *mirror = base.join(&*mirror));
         }
         match config.device_named_twice() {
             Some(device) => Err(format!("it names {} twice; name each device once", device.display())),
@@ -362,7 +363,8 @@ impl Config {
         }
     }
 
-    /// A device that has two places in the pool, by whatever names.
+    /// A device that has two places in the pool, by whatever names. A mirror is not looked at, whose server may be
+    /// away; its lock keeps it from being the device as well.
     fn device_named_twice(&self) -> Option<&Path> {
         let devices = self
             .metadata

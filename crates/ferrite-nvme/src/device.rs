@@ -1,9 +1,10 @@
 //! The devices that a pool's file names: opening them, and the errors of what they hold.
 //!
-//! Used by `pool`, `metadata` and `salvage`.
+//! Used by `pool`, `metadata`, `salvage`, `tier` and `examination`.
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ferrite_blob::device::uring::{self, Reactor, Uring, Waiting};
 use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
@@ -37,6 +38,16 @@ pub(crate) fn reactor(config: &Config) -> Result<Arc<Reactor>> {
         0 => Waiting::Sleeping,
         _ => Waiting::Busy(config.reactor.busy()),
     };
+    start(waiting)
+}
+
+/// A reactor for a device that is not used all the time.
+#[cfg(feature = "s3")]
+pub(crate) fn sleeping_reactor() -> Result<Arc<Reactor>> {
+    start(Waiting::Sleeping)
+}
+
+fn start(waiting: Waiting) -> Result<Arc<Reactor>> {
     Reactor::start(waiting).map_err(|error| {
         let text = format!(
             "io_uring cannot be used ({error}); look at /proc/sys/kernel/io_uring_disabled, and at the limits of this \
@@ -51,6 +62,17 @@ pub(crate) fn device(data: &Data, reactor: &Arc<Reactor>, read_only: bool) -> Re
     options.read_only = read_only;
     options.whole_pages = data.whole_pages;
     Uring::open(&data.device, reactor, &options).map_err(of_store)
+}
+
+/// The result of something that may never end, such as a look at a file whose server is away; `None` if it takes
+/// longer than this. Then it has a thread until it does end.
+pub(crate) fn within<T: Send + 'static>(limit: Duration, run: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (done, result) = std::sync::mpsc::sync_channel(1);
+    let thread = std::thread::Builder::new().name("ferrite-nvme-far".into());
+    // Nobody waits any more if it took too long.
+    let begun = thread.spawn(move || drop(done.send(run())));
+    begun.ok()?;
+    result.recv_timeout(limit).ok()
 }
 
 /// A device that is named by its path alone.

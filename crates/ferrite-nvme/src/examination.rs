@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
 
-use crate::config::{Config, S3, Tier};
+use crate::config::{Config, S3};
 use crate::refusal::{Result, invalid, medium, refuse};
 use crate::s3;
 
@@ -16,6 +16,7 @@ use crate::s3;
 mod cluster;
 #[cfg(feature = "postgres")]
 mod database;
+mod log;
 
 /// How long a server may take for one answer.
 #[cfg_attr(
@@ -95,21 +96,8 @@ pub fn examine(path: &Path) -> Result<Vec<PoolCheck>> {
     if let Some(s3) = config.s3() {
         checks.push(of_bucket(s3));
     }
-    checks.extend(config.tier.as_ref().map(of_tier));
+    checks.extend(config.tier.iter().flat_map(log::examine));
     Ok(checks)
-}
-
-/// Whether the device of the log in front of a bucket is there.
-fn of_tier(tier: &Tier) -> PoolCheck {
-    let device = tier.device.display();
-    match (tier.device.exists(), tier.size) {
-        (true, _) => PoolCheck::good("tier", format!("{device} is there")),
-        (false, Some(_)) => PoolCheck::good("tier", format!("{device} is made at the next opening")),
-        (false, None) => {
-            let mend = "attach it; without `[tier]` the pool can be opened, and what it alone has cannot be read";
-            PoolCheck::not("tier", Verdict::Bad, format!("{device} is not there"), mend)
-        }
-    }
 }
 
 /// Whether the bucket of a pool answers, and has its content.

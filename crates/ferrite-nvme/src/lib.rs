@@ -12,8 +12,9 @@
 //! several files); `names` (edges, creating, removing, renaming, cloning), `attr`, `data` (damaged content), `content`
 //! (open files), `whole_copy`, `evacuate`; `check`, `repair`, `adopt` (blobs without a name); `fs` (the trait); `open`
 //! (making, opening, recovery); `refusal`, `config`, `description`, `backend`, `ceph`, `s3`, `tier` and `staged` (the
-//! log in front of a bucket), `pool`, `ownership_info`, `volume` (pools of real parts), `examination` (their servers),
-//! `candidate` (servers that hand a pool to each other), `salvage` (metadata that cannot be read as a whole).
+//! log in front of a bucket), `pool`, `info`, `s3_info`, `ownership_info`, `volume` (pools of real parts),
+//! `examination` (their servers), `candidate` (servers that hand a pool to each other), `salvage` (metadata that cannot
+//! be read as a whole).
 //!
 //! *Architecture invariant:* an operation takes its locks in the order that `lock_order` lists. The transaction's own
 //! locks on places of names, by key, come between directories and inodes; those on nodes, by key, come last: then it
@@ -51,6 +52,8 @@ mod format;
 mod freeze_barrier;
 mod fs;
 mod housekeeper;
+#[cfg(feature = "rocksdb")]
+mod info;
 mod inode_ref;
 mod lock_order;
 #[cfg(feature = "rocksdb")]
@@ -74,6 +77,8 @@ mod repair;
 mod rights;
 #[cfg(feature = "rocksdb")]
 mod s3;
+#[cfg(all(feature = "rocksdb", feature = "s3"))]
+mod s3_info;
 #[cfg(feature = "rocksdb")]
 mod salvage;
 #[cfg(all(test, feature = "postgres"))]

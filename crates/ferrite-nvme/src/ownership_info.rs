@@ -6,6 +6,8 @@ use ferrite_meta::{OwnedStatus, ShardStatus, Statistics};
 use ferrite_vfs::volume::{InfoLine, human_bytes};
 use serde_json::json;
 
+use crate::info::line;
+
 /// An owner, for messages.
 pub(crate) fn owner_in_words(shard: &ShardStatus) -> String {
     match &shard.owner {
@@ -53,13 +55,6 @@ pub(crate) fn lines(statistics: &Statistics) -> Vec<InfoLine> {
         lines.push(line("renewals failed", owned.renewals_failed.to_string()));
     }
     lines
-}
-
-fn line(name: &str, value: String) -> InfoLine {
-    InfoLine {
-        name: name.to_owned(),
-        value,
-    }
 }
 
 fn part(sum: u64, count: u64) -> f64 {

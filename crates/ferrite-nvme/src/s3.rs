@@ -276,7 +276,10 @@ mod present {
         };
         let place = config.content_place();
         let tier = config.tier.as_ref().filter(|_| !options.read_only);
-        let log = tier.map(|tier| tier::open(tier, &reactor, record.uuid)).transpose()?;
+        let log = tier
+            .map(|tier| tier::open(tier, &reactor, record.uuid))
+            .transpose()?
+            .flatten();
         let parts = SlicesParts {
             codec,
             log,
@@ -285,7 +288,7 @@ mod present {
         let content = SlicesContent::with(bucket, Arc::clone(&store), record.uuid, of_content, parts)
             .map_err(|error| of_fs(&place, &error.into()))?;
         let view = content.view();
-        let there = || tier::id_there(config.tier.as_ref()?, &reactor);
+        let there = || tier::id_there(config.tier.as_ref()?);
         let log = view.log_id().or_else(there);
         let shown = Content { view, log };
         let fs =
@@ -320,7 +323,7 @@ mod present {
 
     /// When changes are published that nobody asks for: with a log they are safe before.
     fn publish_after(config: &Config) -> Duration {
-        let tier = config.tier.as_ref().filter(|tier| tier.mode == TierMode::Back);
+        let tier = config.tier.as_ref().filter(|tier| tier.mode() != TierMode::Through);
         tier.map_or(SlicesOptions::default().publish_after, Tier::age)
     }
 

@@ -14,11 +14,10 @@ use ferrite_vfs::{FileSystem, FsError, Ino, SYSTEM};
 
 use crate::ceph;
 use crate::config::Data;
-#[cfg(feature = "s3")]
-use crate::config::{Compression, TierMode};
 use crate::content_store::{self, BlobName, Placement};
 use crate::core::Core;
 use crate::format::node::Content;
+use crate::info::line;
 use crate::metadata::of_meta;
 use crate::open::Options;
 use crate::ownership::Answering;
@@ -26,6 +25,8 @@ use crate::ownership_info;
 use crate::pool::{self, Parts};
 use crate::refusal::refuse;
 use crate::s3;
+#[cfg(feature = "s3")]
+use crate::s3_info::info_of_s3;
 use crate::{Finding, Repaired, Report};
 
 /// Scheme of the addresses of these pools.
@@ -75,7 +76,7 @@ impl NvmeVolume {
     /// The bytes and requests of its content in S3, if it is there.
     #[cfg(feature = "s3")]
     pub fn s3_usage(&self) -> Option<crate::content_store::SlicesUsage> {
-        self.parts.s3.as_ref().map(s3::Content::usage)
+        crate::s3_info::usage(&self.parts)
     }
 
     /// The file that describes it.
@@ -343,109 +344,6 @@ fn placement_text(of: &Placement) -> String {
     format!("{stored} in the bucket, of which {cached} in memory and {disk} on this machine's disk; {waiting}")
 }
 
-/// Content in S3 for programs; appends its lines.
-#[cfg(feature = "s3")]
-fn info_of_s3(parts: &Parts, lines: &mut Vec<InfoLine>) -> Option<serde_json::Value> {
-    let (content, s3) = (parts.s3.as_ref()?, parts.config.s3()?);
-    let usage = content.usage();
-    let requests = usage.requests;
-    let is_encrypted = s3.encryption_key.is_some();
-    let form = match (s3.compression, is_encrypted) {
-        (Compression::None, false) => "",
-        (Compression::None, true) => ", encrypted",
-        (Compression::Zstd, false) => ", compressed",
-        (Compression::Zstd, true) => ", compressed and encrypted",
-    };
-    lines.push(line("content", format!("{}{form}", s3.address)));
-    let held = format!(
-        "{} of files, {} not stored yet, {} in memory",
-        human_bytes(usage.live_bytes),
-        human_bytes(usage.buffered_bytes + usage.spilled_bytes),
-        human_bytes(usage.cached_bytes)
-    );
-    lines.push(line("S3 holds", held));
-    let done = format!(
-        "{} stored with {}, {} read with {}, {} failed",
-        requests.puts,
-        human_bytes(requests.sent_bytes),
-        requests.gets,
-        human_bytes(requests.received_bytes),
-        requests.failures
-    );
-    lines.push(line("objects", done));
-    let failure = content.damage();
-    if let Some(why) = &failure {
-        lines.push(line("not stored because", why.clone()));
-    }
-    if let Some(dir) = &s3.disk_cache {
-        let (used, most) = (human_bytes(usage.disk_cached_bytes), human_bytes(s3.disk_cache_size));
-        let text = format!("{}: {used} of {most}, {} slices read", dir.display(), usage.disk_hits);
-        lines.push(line("disk cache", text));
-    }
-    let tier = info_of_tier(parts, &usage, lines);
-    Some(serde_json::json!({
-        "address": s3.address,
-        "compression": s3.compression,
-        "encrypted": is_encrypted,
-        "live_bytes": usage.live_bytes,
-        "buffered_bytes": usage.buffered_bytes,
-        "spilled_bytes": usage.spilled_bytes,
-        "oldest_s": usage.oldest_change.as_secs(),
-        "cached_bytes": usage.cached_bytes,
-        "disk_cached_bytes": usage.disk_cached_bytes,
-        "disk_hits": usage.disk_hits,
-        "cache_hits": usage.cache_hits,
-        "cache_misses": usage.cache_misses,
-        "rewritten_blocks": usage.rewritten_blocks,
-        "deleted_slices": usage.deleted_slices,
-        "puts": requests.puts,
-        "gets": requests.gets,
-        "hedges": requests.hedges,
-        "deletes": requests.deletes,
-        "lists": requests.lists,
-        "failed_requests": requests.failures,
-        "sent_bytes": requests.sent_bytes,
-        "received_bytes": requests.received_bytes,
-        "failure": failure,
-        "tier": tier,
-    }))
-}
-
-/// The log in front of a bucket for programs; appends its line.
-#[cfg(feature = "s3")]
-fn info_of_tier(
-    parts: &Parts,
-    usage: &content_store::SlicesUsage,
-    lines: &mut Vec<InfoLine>,
-) -> Option<serde_json::Value> {
-    let (tier, log) = (parts.config.tier.as_ref()?, usage.log?);
-    let (mode, keeps) = match tier.mode {
-        TierMode::Through => ("through", "fsync waits for the bucket"),
-        TierMode::Back => (
-            "back",
-            "fsync waits for this device, whose loss is the loss of what is staged",
-        ),
-    };
-    let device = tier.device.display();
-    let text = format!(
-        "{device}, mode {mode}: {} of {} staged, the oldest for {} s; {keeps}",
-        human_bytes(log.used_bytes),
-        human_bytes(log.bytes),
-        usage.oldest_change.as_secs()
-    );
-    lines.push(line("tier", text));
-    Some(serde_json::json!({
-        "device": tier.device,
-        "mode": mode,
-        "age_s": tier.age_s,
-        "capacity_bytes": log.bytes,
-        "staged_bytes": log.used_bytes,
-        "oldest_s": usage.oldest_change.as_secs(),
-        "groups": log.groups,
-        "records": log.records,
-    }))
-}
-
 #[cfg(not(feature = "s3"))]
 fn info_of_s3(_parts: &Parts, _lines: &mut Vec<InfoLine>) -> Option<serde_json::Value> {
     None
@@ -465,13 +363,6 @@ fn info_of_metadata(statistics: &Statistics) -> [InfoLine; 2] {
         statistics.log_syncs
     );
     [line("metadata holds", keys), line("log of metadata", log)]
-}
-
-fn line(name: &str, value: String) -> InfoLine {
-    InfoLine {
-        name: name.to_owned(),
-        value,
-    }
 }
 
 fn yes_or_no(is: bool) -> String {

@@ -56,11 +56,7 @@ impl Story {
         };
         let client = self.bucket.client();
         let log = log.map(|device| match Wal::open(Arc::clone(device) as _).unwrap() {
-            Opened::Log(wal) => ChangeLog {
-                wal,
-                name: "a log".into(),
-                is_used: true,
-            },
+            Opened::Log(wal) => ChangeLog::new(wal, "a log".into(), true),
             Opened::Blank => panic!("it is blank"),
         });
         let parts = SlicesParts {
@@ -159,6 +155,48 @@ fn staged_content_is_kept_or_missed() {
     assert_eq!(first_byte(&content, place), Ok(2));
 }
 
+/// A copy of a log that lacks what an owner appended to another one is refused.
+fn stale_copies_are_refused() {
+    let mut story = Story::new(Duration::from_secs(3600));
+    let (near, far) = (LogDevice::new(SIZE_MIN), LogDevice::new(SIZE_MIN));
+    for device in [&near, &far] {
+        Wal::format(device, [1; 16], [7; 16]).unwrap();
+    }
+    story.bucket.plan(|_| Fate::Lost);
+    let (near, far) = (Arc::new(near), Arc::new(far));
+    let mut place = None;
+    for (byte, device) in [(1, &near), (2, &far)] {
+        // The same changes on both, and the second owner's on one of them.
+        let (content, ids) = story.owner_with(Some(device));
+        let (at, blob) = match place {
+            None => file(&content, &ids),
+            Some(place) => (place, content.open(place).unwrap()),
+        };
+        blob.write_at(&[byte; 9000], 0, None).unwrap();
+        blob.sync().unwrap();
+        drop((blob, content));
+        place = Some(at);
+        if byte == 1 {
+            copy(&near, &far);
+        }
+    }
+    let stale = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| story.owner_with(Some(&near))));
+    assert!(stale.is_err(), "a stale copy was used");
+    let (content, _) = story.owner_with(Some(&far));
+    assert_eq!(first_byte(&content, place.unwrap()), Ok(2));
+}
+
+fn copy(from: &LogDevice, to: &LogDevice) {
+    let mut part = vec![0; 1 << 20];
+    for offset in (0..from.len_bytes()).step_by(1 << 20) {
+        let bytes = (from.len_bytes() - offset).min(1 << 20) as usize;
+        let into = &mut part[..bytes];
+        from.run(&mut [Op::Read { offset, into }]).unwrap();
+        let (from, durable) = (&part[..bytes], true);
+        to.run(&mut [Op::Write { offset, from, durable }]).unwrap();
+    }
+}
+
 /// Content that the log has instead of memory is all of it there, and verified.
 fn content_in_the_log_is_whole_and_verified() {
     let mut story = Story::new(Duration::from_secs(3600));
@@ -210,6 +248,7 @@ fn content_in_the_log_is_whole_and_verified() {
 fn story() {
     content_in_the_log_is_whole_and_verified();
     staged_content_is_kept_or_missed();
+    stale_copies_are_refused();
     nothing_is_published_too_early();
     damage_is_found();
     objects_go_in_time();

@@ -9,6 +9,7 @@ mod blobs;
 mod bucket;
 mod failures;
 mod logged;
+mod mirrored;
 mod near;
 mod spilled;
 

@@ -21,8 +21,12 @@ pub struct Tier {
         skip_serializing_if = "Option::is_none"
     )]
     pub size: Option<u64>,
-    /// When `fsync` returns.
-    pub mode: TierMode,
+    /// A second device, or a file on one, of another machine or of another failure domain, with the same log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<PathBuf>,
+    /// When `fsync` returns; by default `mirror` with a second device, else `through`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<TierMode>,
     /// After how many seconds content that is in the log alone goes to the bucket, at the latest.
     #[serde(default = "default_age_s")]
     pub age_s: u64,
@@ -36,6 +40,8 @@ pub enum TierMode {
     Through,
     /// When the log has it: the loss of its device is the loss of what the bucket does not have yet.
     Back,
+    /// When both copies of the log have it: one of them may be lost.
+    Mirror,
 }
 
 const AGE_S: u64 = 30;
@@ -53,6 +59,20 @@ fn serialize_size<S: serde::Serializer>(size: &Option<u64>, to: S) -> Result<S::
 }
 
 impl Tier {
+    /// Its devices.
+    pub fn devices(&self) -> impl Iterator<Item = &PathBuf> {
+        std::iter::once(&self.device).chain(&self.mirror)
+    }
+
+    /// When `fsync` returns.
+    pub fn mode(&self) -> TierMode {
+        let default = match self.mirror {
+            Some(_) => TierMode::Mirror,
+            None => TierMode::Through,
+        };
+        self.mode.unwrap_or(default)
+    }
+
     /// How long content may be in the log alone.
     pub fn age(&self) -> Duration {
         Duration::from_secs(self.age_s)
@@ -61,6 +81,18 @@ impl Tier {
     pub(super) fn check(&self) -> Result<(), String> {
         if self.device.as_os_str().is_empty() {
             return Err("`device` of `[tier]` is empty; name a device or a file".into());
+        }
+        match (self.mode(), &self.mirror) {
+            (TierMode::Mirror, None) => {
+                return Err("mode `mirror` of `[tier]` needs `mirror = \"PATH\"`, a second device".into());
+            }
+            (TierMode::Back, Some(_)) => {
+                return Err("`mirror` of `[tier]` has no meaning in mode `back`; leave one of them out".into());
+            }
+            (_, Some(mirror)) if *mirror == self.device || mirror.as_os_str().is_empty() => {
+                return Err("`mirror` of `[tier]` is no second device; name another one".into());
+            }
+            _ => {}
         }
         if self.size.is_some_and(|size| size < SIZE_MIN) {
             return Err(format!("`size` of `[tier]` is less than {} MiB", SIZE_MIN >> 20));
@@ -87,8 +119,14 @@ mod tests {
         let config = Config::parse(&text, Path::new("/x")).unwrap();
         let tier = config.tier.as_ref().unwrap();
         assert_eq!((tier.device.as_path(), tier.age_s), (Path::new("/x/log"), 30));
-        assert_eq!((tier.mode, tier.size), (TierMode::Back, None));
+        assert_eq!((tier.mode(), tier.size), (TierMode::Back, None));
         assert_eq!(Config::parse(&config.to_text(), Path::new("/y")), Ok(config));
+        for (text, mode) in [("", TierMode::Through), ("\nmirror = 'm'", TierMode::Mirror)] {
+            let config = Config::parse(&format!("{S3}device = 'log'{text}"), Path::new("/x")).unwrap();
+            let tier = config.tier.as_ref().unwrap();
+            assert_eq!((tier.mode(), tier.mirror.is_some()), (mode, mode == TierMode::Mirror));
+            assert_eq!(Config::parse(&config.to_text(), Path::new("/y")), Ok(config));
+        }
         let text = format!("{S3}device = '/dev/x'\nmode = 'through'\nsize = '1G'\nage_s = 5");
         let config = Config::parse(&text, Path::new("/x")).unwrap();
         assert_eq!(config.tier.as_ref().unwrap().size, Some(1 << 30));
@@ -98,8 +136,13 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         for (text, said) in [
-            ("device = 'log'", "mode"),
-            ("device = 'log'\nmode = 'mirror'", "mirror"),
+            ("device = 'log'\nmode = 'forward'", "unknown variant"),
+            ("device = 'log'\nmode = 'mirror'", "needs `mirror = "),
+            (
+                "device = 'log'\nmode = 'back'\nmirror = 'm'",
+                "no meaning in mode `back`",
+            ),
+            ("device = 'log'\nmirror = 'log'", "no second device"),
             ("device = ''\nmode = 'back'", "`device` of `[tier]` is empty"),
             ("device = 'log'\nmode = 'back'\nsize = '1M'", "less than 64 MiB"),
             ("device = 'log'\nmode = 'back'\nage_s = 0", "`age_s` is 0"),

@@ -55,7 +55,7 @@ pub use place::{BlobName, Guard, Place, UniqueId, UniqueIds};
 pub use rados::{ClusterState, Contents, PoolState, RadosContent, RadosOptions, RadosView, examine};
 #[cfg(feature = "s3")]
 pub use slices::{
-    ChangeLog, Comparison, SlicesContent, SlicesOptions, SlicesParts, SlicesUsage, SlicesView, StagedElsewhere,
+    ChangeLog, Comparison, Reopen, SlicesContent, SlicesOptions, SlicesParts, SlicesUsage, SlicesView, StagedElsewhere,
 };
 
 /// The guarantees of a content store.

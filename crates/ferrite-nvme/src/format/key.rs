@@ -147,6 +147,12 @@ pub(crate) fn mark(place: Place) -> Vec<u8> {
 /// The key of the content, encrypted.
 pub(crate) const CONTENT_KEY: &[u8] = b"ZK";
 
+/// The last term in which a log got changes.
+#[cfg(feature = "s3")]
+pub(crate) fn log_term(log: [u8; 16]) -> Vec<u8> {
+    [b"ZG", &log[..]].concat()
+}
+
 /// All keys of marks, for a scan.
 #[cfg(feature = "s3")]
 pub(crate) fn all_marks() -> ([u8; 2], [u8; 2]) {

@@ -37,13 +37,13 @@ pub(crate) fn formatted(device: impl Device + 'static, id: u8) -> Arc<dyn Device
 }
 
 pub(crate) fn log_on(device: &Arc<dyn Device>) -> ChangeLog {
-    let Opened::Log(wal) = Wal::open(Arc::clone(device)).unwrap() else {
-        panic!("it is blank")
-    };
-    ChangeLog {
-        wal,
-        name: "the log of a test".into(),
-        is_used: true,
+    ChangeLog::new(wal_on(device), "the log of a test".into(), true)
+}
+
+pub(crate) fn wal_on(device: &Arc<dyn Device>) -> Box<Wal> {
+    match Wal::open(Arc::clone(device)).unwrap() {
+        Opened::Log(wal) => wal,
+        Opened::Blank => panic!("it is blank"),
     }
 }
 
@@ -64,12 +64,16 @@ pub(crate) fn owner(pool: &InS3, epoch: u64, log: Option<&Arc<dyn Device>>) -> O
 }
 
 impl Owner {
+    pub(crate) fn of(content: SlicesContent, ids: UniqueIds) -> Owner {
+        Owner { content, ids }
+    }
+
     pub(crate) fn create(&self) -> (Place, Arc<dyn Blob>) {
         let place = self.content.reserve(0, 1, &self.ids).unwrap()[0];
         (place, self.content.create(place).unwrap())
     }
 
-    fn read(&self, place: Place, at: u64) -> Result<Vec<u8>, Error> {
+    pub(crate) fn read(&self, place: Place, at: u64) -> Result<Vec<u8>, Error> {
         let mut bytes = vec![0; 1000];
         self.content.open(place)?.read_at(&mut bytes, at)?;
         Ok(bytes)
@@ -295,7 +299,7 @@ fn calls_that_were_cut_off_do_not_count() {
         record.extend_from_slice(&number.to_le_bytes());
     }
     record.extend_from_slice(&[9; 100]);
-    let wal = log_on(&log).wal;
+    let wal = wal_on(&log);
     wal.append(&[&record]).unwrap();
     wal.sync().unwrap();
     drop(wal);
@@ -448,10 +452,7 @@ fn a_log_that_is_used_no_more_is_emptied() {
     blob.write_at(&[1; 5000], 0, None).unwrap();
     blob.sync().unwrap();
     drop((blob, first));
-    let unused = ChangeLog {
-        is_used: false,
-        ..log_on(&log)
-    };
+    let unused = ChangeLog::new(wal_on(&log), "a log that is emptied".into(), false);
     let content = pool.content_on(Some(unused));
     let guard = Guard { shard: 0, epoch: 101 };
     content.take_over(guard).unwrap();
@@ -467,7 +468,8 @@ fn a_log_that_is_used_no_more_is_emptied() {
     assert_eq!((pool.bucket.objects().len(), second.used_log_bytes()), (2, 0));
 }
 
-/// Records that a mark names and the log does not have are damage: their bytes are errors from then on.
+/// A log as it was before is refused. Records that a mark names and the log does not have are damage: their bytes are
+/// errors from then on.
 #[test]
 fn a_log_that_has_lost_records_is_noticed() {
     let (pool, log) = pool_and_log();
@@ -480,6 +482,11 @@ fn a_log_that_has_lost_records_is_noticed() {
     drop((blob, first));
     // The same log, as it was before.
     let older = formatted(Memory::new(SIZE_MIN), 1);
+    let stale = pool.content_with(Some(&older));
+    assert!(stale.take_over(Guard { shard: 0, epoch: 101 }).is_err());
+    drop(stale);
+    // One that only lacks the records.
+    wal_on(&older).begin(100).unwrap();
     for epoch in [101, 102] {
         let next = owner(&pool, epoch, Some(&older));
         assert!(next.read(place, 0).is_err());

@@ -19,7 +19,7 @@ use super::buffer::Buffer;
 use super::calls::{Calls, Queue};
 use super::reading::part_of;
 use super::store::{Store, of_bucket};
-use super::{handles, lock_order, logged};
+use super::{handles, lock_order, logged, rejoin};
 use crate::content_store::{Error, Result};
 
 /// How often it looks, if nobody calls.
@@ -90,10 +90,11 @@ fn run(calls: &Calls, store: &Weak<Store>) {
         }
         let age = match was_called || logged::is_short(&store) {
             true => Duration::ZERO,
-            false => store.options.publish_after,
+            false => store.publish_after(),
         };
         publish_old(calls, &store, age);
         logged::trim(&store);
+        rejoin::rejoin(&store);
         rewrite_blocks(calls, &store);
         if collected.elapsed() > COLLECTION_PERIOD.min(store.options.keep + Duration::from_secs(1)) {
             collected = Instant::now();

@@ -1,27 +1,61 @@
 //! The part of a blob's changes that a write-ahead log has, as `logged` keeps it.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use ferrite_checks::fault_injection::{Bug, is_seeded};
-use ferrite_wal::{Position, Wal};
+use ferrite_wal::{Mirror, Position, Wal};
 
+use super::far::{Far, Reopen};
 use super::mark::{Chunks, Mark};
 use crate::content_store::{Error, Result};
 
 /// A log, and its place for messages.
 pub struct ChangeLog {
     /// The log, which is this pool's.
-    pub wal: Box<Wal>,
-    /// Its device and machine.
-    pub name: String,
-    /// Changes are appended. Otherwise those that it has are published, and no more come.
-    pub is_used: bool,
+    pub(super) wal: Box<Wal>,
+    /// Its devices and machine.
+    pub(super) name: String,
+    /// Changes are to be appended. Otherwise those that it has are published, and no more come.
+    is_wanted: bool,
+    /// The device that it has besides its first one.
+    pub(super) far: Option<Far>,
 }
 
 impl ChangeLog {
+    /// A log on one device. Without `is_wanted` it is emptied, and gets no more changes.
+    pub fn new(wal: Box<Wal>, name: String, is_wanted: bool) -> ChangeLog {
+        ChangeLog {
+            wal,
+            name,
+            is_wanted,
+            far: None,
+        }
+    }
+
+    /// On two devices, both of which it has if `is_complete`. Else it gets changes once `reopen` gives the other one;
+    /// it is called on a thread of its own, and may block.
+    #[must_use]
+    pub fn on_two(self, mirror: Arc<Mirror>, is_complete: bool, reopen: Arc<Reopen>) -> ChangeLog {
+        ChangeLog {
+            far: Some(Far::new(mirror, is_complete, reopen)),
+            ..self
+        }
+    }
+
+    /// Whether changes are appended.
+    pub(super) fn is_used(&self) -> bool {
+        self.is_wanted && self.far.as_ref().is_none_or(Far::is_there)
+    }
+
+    /// Whether changes should be appended, and are not, for want of its second device.
+    pub(super) fn is_incomplete(&self) -> bool {
+        self.is_wanted && (!self.is_used() || self.wal.failure().is_some())
+    }
+
     /// Its device has failed.
     pub(super) fn note_failure(&self, error: &ferrite_wal::Error) {
-        tracing::warn!(%error, log = self.name, "content is durable in the bucket alone from now on");
+        tracing::warn!(%error, log = self.name, "fsync waits for the bucket from now on");
     }
 }
 

@@ -66,7 +66,7 @@ impl SharedBlob {
     pub(super) fn log(&self, state: &mut State, changes: &[Change<'_>], place: InCall) -> Option<Position> {
         let log = self.store.log.as_deref()?;
         let mut last = None;
-        let done = match state.log.is_unlogged() || !log.is_used {
+        let done = match state.log.is_unlogged() || !log.is_used() {
             true => Err(LogError::Full),
             false => changes.iter().enumerate().try_for_each(|(index, change)| {
                 let place = InCall {
@@ -91,7 +91,7 @@ impl SharedBlob {
     /// # Errors
     /// [`Error::NoSpace`]: the bucket takes nothing; that the owner's time is over.
     pub(super) fn wait_for_log(&self, bytes: u64) -> Result<bool> {
-        let Some(log) = self.store.log.as_deref().filter(|log| log.is_used) else {
+        let Some(log) = self.store.log.as_deref().filter(|log| log.is_used()) else {
             return Ok(true);
         };
         let is_full = || {
@@ -116,7 +116,7 @@ impl SharedBlob {
     /// Makes room in the log for a record of a write, so that [`Self::log`] does not wait for its device under the
     /// blob's state. The caller has `changing`.
     pub(super) fn make_room(&self, bytes: usize) {
-        if let Some(log) = self.store.log.as_deref().filter(|log| log.is_used) {
+        if let Some(log) = self.store.log.as_deref().filter(|log| log.is_used()) {
             log.wal.make_room(bytes + RECORD_BYTES_MORE);
         }
     }
@@ -131,7 +131,8 @@ impl SharedBlob {
     /// # Errors
     /// Errors of the rows: the changes are not durable.
     pub(super) fn sync_in_log(&self) -> Result<bool> {
-        let Some(log) = self.store.log.as_deref() else {
+        // With one of its devices alone, what it has is not promised.
+        let Some(log) = self.store.log.as_deref().filter(|log| log.is_used()) else {
             return Ok(false);
         };
         let _marking = self.marking.lock();
@@ -186,7 +187,7 @@ impl SharedBlob {
 
     /// Whether all earlier changes are durable in the log. Does not wait.
     pub(super) fn is_synced_in_log(&self, state: &State) -> bool {
-        let Some(log) = self.store.log.as_deref() else {
+        let Some(log) = self.store.log.as_deref().filter(|log| log.is_used()) else {
             return false;
         };
         let is_covered = |needed: &Logged| {
@@ -223,6 +224,40 @@ impl SharedBlob {
 struct Parts {
     changes: Vec<(Position, Vec<u8>)>,
     bytes: u64,
+}
+
+/// Begins to use the log, unless an owner since has appended to another copy of it.
+///
+/// The log says so before the rows do: a crash in between leaves a log that is newer than they know. An owner that does
+/// not append says nothing: an older copy lacks nothing of it.
+///
+/// # Errors
+/// It is an older copy; errors of the rows and of the log's device.
+pub(super) fn begin(store: &Store, epoch: u64) -> Result<()> {
+    let Some(log) = store.log.as_deref() else { return Ok(()) };
+    let id = log.wal.id();
+    let is_stale = log.wal.term() < store.rows.log_term(id)? && !is_seeded(Bug::StaleCopyUsed);
+    // Without a mark, nobody was promised any change that it lacks.
+    if is_stale && store.rows.marks()?.iter().any(|(_, mark)| mark.log == id) {
+        return Err(Error::Failed(format!(
+            "{}: it is an older copy of the log, which lacks later changes; name the newer copy in `[tier]`, or another \
+             device, and give what is staged up by `ferrite fsck --forget-staged`",
+            log.name
+        )));
+    }
+    if !log.is_used() {
+        return Ok(());
+    }
+    match (log.wal.begin(epoch), &log.far) {
+        (Ok(()), _) => store.rows.put_log_term(id, log.wal.term()),
+        // One device is enough to read it.
+        (Err(error), Some(far)) => {
+            log.note_failure(&error);
+            far.lose();
+            Ok(())
+        }
+        (Err(error), None) => Err(Error::Failed(error.to_string())),
+    }
 }
 
 /// Makes the changes again that a log has and the rows may lack, and finds out whether other logs have some. Its
@@ -403,7 +438,7 @@ fn is_stuck(store: &Store) -> bool {
 pub(super) fn is_short(store: &Store) -> bool {
     store.log.as_deref().is_some_and(|log| {
         let usage = log.wal.usage();
-        match log.is_used && log.wal.failure().is_none() {
+        match log.is_used() && log.wal.failure().is_none() {
             true => usage.used_bytes > usage.bytes / 2,
             false => has_any(store),
         }

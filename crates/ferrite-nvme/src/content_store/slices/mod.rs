@@ -43,6 +43,7 @@ mod buffer;
 mod calls;
 mod change;
 mod comparison;
+mod far;
 mod handles;
 mod ids;
 mod in_log;
@@ -53,6 +54,7 @@ mod mark;
 mod order;
 mod publication;
 mod reading;
+mod rejoin;
 mod rows;
 mod spill;
 mod state;
@@ -69,6 +71,7 @@ use ferrite_slices::{Bucket, Codec, DiskCache};
 use ferrite_vfs::Durability;
 
 pub use self::comparison::Comparison;
+pub use self::far::Reopen;
 pub use self::log_state::ChangeLog;
 pub use self::logged::StagedElsewhere;
 pub use self::store::SlicesUsage;
@@ -105,6 +108,10 @@ mod lock_order {
         Buffered = 80;
         /// The work of the keeper.
         Keeper = 90;
+        /// A trial to open the second device of the log.
+        Trial = 100;
+        /// How the last trial ended.
+        Said = 110;
     }
 }
 
@@ -285,7 +292,8 @@ impl ContentStore for SlicesContent {
         self.store.is_replaying.store(true, Ordering::Release);
         self.store.take_over(guard)?;
         self.store.rows.note_opening(true);
-        let replayed = logged::replay(&self.store);
+        let begun = logged::begin(&self.store, guard.epoch);
+        let replayed = begun.and_then(|()| logged::replay(&self.store));
         self.store.rows.note_opening(false);
         replayed?;
         self.store.is_replaying.store(false, Ordering::Release);

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `L` place | a blob: version, valid length, reserved ranges with their count first, tail |
 //! | `L` place, chunk | which bytes of the chunk lie in which slices (`ferrite_slices::SliceMap`) |
+//! | `Z` `G` log | the last term in which a log got changes: epoch and number of restarts |
 //! | `Z` `L` place | the mark of a blob with changes that are durable in a log alone (`mark`) |
 //! | `Z` `S` epoch, number | a slice whose object may be there or come, and that no chunk names |
 //! | `Z` `D` time, epoch, number | a slice that no chunk names any more; its object goes after this time (seconds) |
@@ -19,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_meta::{MetaStore, Transaction};
 use ferrite_slices::{SliceId, SliceMap};
+use ferrite_wal::Term;
 use rangemap::RangeSet;
 
 use super::mark::Mark;
@@ -231,6 +233,24 @@ impl Rows {
     pub(super) fn mark(&self, place: Place) -> Result<Option<Mark>> {
         let mark = self.meta.get(&key::mark(place)).map_err(|error| self.failed(error))?;
         Ok(mark.map(|mark| Mark::decode(&mark).unwrap_or_else(Mark::unreadable)))
+    }
+
+    /// The last term in which a log got changes.
+    pub(super) fn log_term(&self, log: [u8; 16]) -> Result<Term> {
+        let found = self.meta.get(&key::log_term(log)).map_err(|error| self.failed(error))?;
+        let Some(row) = found else { return Ok(Term::default()) };
+        match row.as_chunks() {
+            (&[epoch, restarts], []) => Ok(Term {
+                epoch: u64::from_le_bytes(epoch),
+                restarts: u64::from_le_bytes(restarts),
+            }),
+            _ => Err(Error::Damaged("the row of a log in the metadata cannot be read".into())),
+        }
+    }
+
+    pub(super) fn put_log_term(&self, log: [u8; 16], term: Term) -> Result<()> {
+        let row = [term.epoch.to_le_bytes(), term.restarts.to_le_bytes()].concat();
+        self.change(|txn| self.put_for_opening(txn, &key::log_term(log), &row))
     }
 
     /// All marks.

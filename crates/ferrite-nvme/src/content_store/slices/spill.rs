@@ -145,7 +145,7 @@ impl SharedBlob {
     /// between; whoever frees space of the log looks at the state after it has looked at the log's end.
     fn copy_to_log(&self, log: &ChangeLog, id: SliceId, slice: &Bytes) -> bool {
         let usage = log.wal.usage();
-        if !log.is_used || usage.used_bytes + 2 * slice.len() as u64 > usage.bytes / 2 {
+        if !log.is_used() || usage.used_bytes + 2 * slice.len() as u64 > usage.bytes / 2 {
             return false;
         }
         let mut copy = InLog::default();

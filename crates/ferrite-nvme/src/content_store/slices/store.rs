@@ -57,6 +57,8 @@ pub struct SlicesUsage {
     pub requests: Requests,
     /// The log of changes, if there is one.
     pub log: Option<LogUsage>,
+    /// Changes should be appended to it, and are not: a device of it is away or has failed.
+    pub is_log_passed: bool,
 }
 
 /// The blob's id.
@@ -354,6 +356,16 @@ impl Store {
         Ok(())
     }
 
+    /// After what time changes are published that nobody has asked for: not as late as with a log, while that is not
+    /// used.
+    pub(super) fn publish_after(&self) -> Duration {
+        let most = match self.log.as_deref().is_some_and(ChangeLog::is_incomplete) {
+            true => SlicesOptions::default().publish_after,
+            false => Duration::MAX,
+        };
+        self.options.publish_after.min(most)
+    }
+
     /// The log has more space than before.
     pub(super) fn note_log_space(&self) {
         self.has_room.notify_all();
@@ -412,6 +424,7 @@ impl Store {
             deleted_slices: self.deleted_slices.load(Ordering::Relaxed),
             requests: self.bucket.requests(),
             log: self.log.as_deref().map(|log| log.wal.usage()),
+            is_log_passed: self.log.as_deref().is_some_and(ChangeLog::is_incomplete),
         }
     }
 

@@ -111,7 +111,8 @@ fn mount_pool(database: &Postgres, service: &S3, dir: &Path, name: &str, at: &Pa
         config.tier = (name == "logged").then(|| Tier {
             device: dir.join("s3.log"),
             size: Some(1 << 30),
-            mode: TierMode::Back,
+            mirror: None,
+            mode: Some(TierMode::Back),
             age_s: 30,
         });
     })?;
