@@ -174,6 +174,8 @@ bugs! {
     SpilledUnverified,
     /// A copy of a log is used though another one has later changes.
     StaleCopyUsed,
+    /// A slice that two blobs name goes with the first of them.
+    SharedSliceUncounted,
 
     "ferrite-wal":
     /// A group is written over one that is kept.

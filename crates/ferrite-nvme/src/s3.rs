@@ -70,6 +70,10 @@ mod present {
             self.view.forget_staged()
         }
 
+        pub(crate) fn count_names(&self, repairs: bool) -> crate::content_store::Result<u64> {
+            self.view.count_names(repairs)
+        }
+
         pub(crate) fn compare(&self, repairs: bool) -> crate::content_store::Result<Comparison> {
             self.view.compare(repairs)
         }

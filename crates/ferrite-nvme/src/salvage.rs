@@ -194,10 +194,11 @@ impl Content {
         record.removed.sort_unstable();
         record.removed.dedup();
         let mut changes = self.records_to_drop(store)?;
-        match is_dump {
-            true => changes.extend(dead_that_live(store)?),
-            false => changes.extend(slices_to_keep(store)?),
+        if !is_dump {
+            changes.extend(slices_to_keep(store)?);
         }
+        // Behind those: a copy of a database that was in use has rows of several moments, too.
+        changes.extend(names_of_slices(store)?);
         if !is_known {
             changes.extend(rehashed(store, &record)?);
         }
@@ -258,7 +259,7 @@ fn slices_to_keep(store: &dyn MetaStore) -> ferrite_meta::Result<Changes> {
     for kind in [b'Y', b'Z'] {
         each(store, kind, &mut |key, _| {
             // Without its key, content that is encrypted is lost.
-            if key != key::CONTENT_KEY {
+            if key != key::CONTENT_KEY && !key.starts_with(b"ZC") {
                 changes.push((key.to_vec(), None));
             }
         })?;
@@ -266,28 +267,22 @@ fn slices_to_keep(store: &dyn MetaStore) -> ferrite_meta::Result<Changes> {
     Ok(changes)
 }
 
-/// Rows of dead slices that chunks name: a copy of a database that was in use has rows of several moments.
+/// Rows on the names of slices, as these are now: numbers, blobs that share some, and dead slices that a chunk names.
 #[cfg(feature = "s3")]
-fn dead_that_live(store: &dyn MetaStore) -> ferrite_meta::Result<Changes> {
-    let mut dead = HashMap::new();
-    each(store, b'Z', &mut |key, _| {
-        dead.extend(key::dead_slice(key).map(|(id, _)| (id, key.to_vec())));
-    })?;
-    let mut changes = Changes::new();
-    each(store, b'L', &mut |key, value| {
-        let mut map = ferrite_slices::SliceMap::default();
-        if let Some((_, Some(chunk))) = key::blob_row(key)
-            && map.add_chunk(chunk, value).is_some()
-        {
-            let rows = map.slices().filter_map(|(id, _)| dead.remove(&id));
-            changes.extend(rows.map(|row| (row, None)));
-        }
-    })?;
+fn names_of_slices(store: &dyn MetaStore) -> ferrite_meta::Result<Changes> {
+    let wrong = crate::content_store::slices::names::count(store)?;
+    let mut changes = wrong.changes;
+    for place in wrong.unflagged {
+        let own = key::blob(place);
+        let row = store.get(&own)?;
+        let shared = row.as_deref().and_then(crate::content_store::slices::shared_row);
+        changes.extend(shared.map(|row| (own.to_vec(), Some(row))));
+    }
     Ok(changes)
 }
 
 #[cfg(not(feature = "s3"))]
-fn dead_that_live(_: &dyn MetaStore) -> ferrite_meta::Result<Changes> {
+fn names_of_slices(_: &dyn MetaStore) -> ferrite_meta::Result<Changes> {
     Ok(Changes::new())
 }
 

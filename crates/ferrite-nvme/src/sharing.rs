@@ -165,7 +165,9 @@ impl Core {
         let ino = pinned.ino;
         let shared = Arc::clone(self.blob_of(ino, state)?);
         let end = node.size;
-        copy(&*shared, blob, end).map_err(|error| data::unreadable(ino, &*shared, 0..end, error))?;
+        if !blob.share_from(&*shared, end)? {
+            copy(&*shared, blob, end).map_err(|error| data::unreadable(ino, &*shared, 0..end, error))?;
+        }
         blob.set_tail(&Tail::of(ino, &node).encode())?;
         blob.sync()?;
         let mut step = self.own_step()?;

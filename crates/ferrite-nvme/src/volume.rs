@@ -103,8 +103,10 @@ impl NvmeVolume {
     /// # Errors
     /// Errors of the stores.
     pub fn repair(&self) -> Result<Repaired, VolumeError> {
+        let names = self.mended_names()?;
         let mut repaired = self.parts.fs.repair().map_err(failed)?;
         repaired.after.findings.extend(self.staged_elsewhere()?);
+        repaired.mended.extend(names);
         Ok(repaired)
     }
 
@@ -149,7 +151,7 @@ impl NvmeVolume {
     pub fn check_with_data(&self, show: &mut dyn FnMut(u64, u64)) -> Result<Report, VolumeError> {
         let mut report = self.parts.fs.check_with_data(None, show).map_err(failed)?;
         report.findings.extend(self.staged_elsewhere()?);
-        report.findings.extend(self.leaked_objects(false)?);
+        report.findings.extend(self.findings_of_bucket(false)?);
         Ok(report)
     }
 
@@ -158,9 +160,11 @@ impl NvmeVolume {
     /// # Errors
     /// Errors of the stores.
     pub fn repair_with_data(&self, show: &mut dyn FnMut(u64, u64)) -> Result<Repaired, VolumeError> {
+        let names = self.mended_names()?;
         let mut repaired = self.parts.fs.repair_with_data(show).map_err(failed)?;
         repaired.after.findings.extend(self.staged_elsewhere()?);
-        repaired.mended.extend(self.leaked_objects(true)?);
+        repaired.mended.extend(names);
+        repaired.mended.extend(self.findings_of_bucket(true)?);
         Ok(repaired)
     }
 
@@ -173,25 +177,47 @@ impl NvmeVolume {
         ferrite_meta::dump(&*self.parts.fs.0.meta, to).map_err(|error| of_meta(&to.display().to_string(), &error))
     }
 
-    /// Objects in S3 that belong to nothing, which are deleted if it `repairs`.
+    /// Objects in S3 that belong to nothing, which are deleted if it `repairs`, and slices whose names are counted
+    /// wrong.
     #[cfg(feature = "s3")]
-    fn leaked_objects(&self, repairs: bool) -> Result<Option<Finding>, VolumeError> {
-        let Some(content) = &self.parts.s3 else { return Ok(None) };
+    fn findings_of_bucket(&self, repairs: bool) -> Result<Vec<Finding>, VolumeError> {
+        let Some(content) = &self.parts.s3 else {
+            return Ok(Vec::new());
+        };
         let found = content.compare(repairs).map_err(|error| failed(error.into()))?;
         let (objects, bytes) = found.leaked;
-        let what = || {
-            let place = self.parts.config.content_place();
-            format!(
-                "{place}: {objects} objects with {} belong to nothing",
-                human_bytes(bytes)
-            )
-        };
-        Ok((objects > 0).then(|| Finding::of_objects(what())))
+        let place = self.parts.config.content_place();
+        let leaked = format!(
+            "{place}: {objects} objects with {} belong to nothing",
+            human_bytes(bytes)
+        );
+        let leaked = (objects > 0).then(|| Finding::of_objects(leaked));
+        Ok(leaked.into_iter().chain(self.miscounted(found.miscounted)).collect())
+    }
+
+    /// Mends rows about slices that several files have, before a repair deletes anything that relies on them.
+    #[cfg(feature = "s3")]
+    fn mended_names(&self) -> Result<Option<Finding>, VolumeError> {
+        let count = self.parts.s3.as_ref().map(|content| content.count_names(true));
+        let count = count.transpose().map_err(|error| failed(error.into()))?;
+        Ok(self.miscounted(count.unwrap_or(0)))
+    }
+
+    #[cfg(feature = "s3")]
+    fn miscounted(&self, count: u64) -> Option<Finding> {
+        let place = self.parts.config.content_place();
+        let what = || format!("{place}: {count} records of slices that several files have were wrong");
+        (count > 0).then(|| Finding::of_objects(what()))
     }
 
     #[cfg(not(feature = "s3"))]
-    fn leaked_objects(&self, _repairs: bool) -> Result<Option<Finding>, VolumeError> {
+    fn mended_names(&self) -> Result<Option<Finding>, VolumeError> {
         Ok(None)
+    }
+
+    #[cfg(not(feature = "s3"))]
+    fn findings_of_bucket(&self, _repairs: bool) -> Result<Vec<Finding>, VolumeError> {
+        Ok(Vec::new())
     }
 
     /// Whether its data has checksums.

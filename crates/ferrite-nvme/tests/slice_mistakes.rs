@@ -155,6 +155,23 @@ fn staged_content_is_kept_or_missed() {
     assert_eq!(first_byte(&content, place), Ok(2));
 }
 
+/// An object stays as long as any blob names it.
+fn shared_slices_stay() {
+    let mut story = Story::new(Duration::ZERO);
+    let (content, ids) = story.owner();
+    let (place, blob) = file(&content, &ids);
+    blob.write_at(&[1; 9000], 0, None).unwrap();
+    blob.sync().unwrap();
+    let (copy_place, copy) = file(&content, &ids);
+    assert!(copy.share_from(&*blob, 9000).unwrap());
+    drop((blob, copy));
+    content.delete(place).unwrap();
+    content.close().unwrap();
+    drop(content);
+    let (content, _) = story.owner();
+    assert_eq!(first_byte(&content, copy_place), Ok(1));
+}
+
 /// A copy of a log that lacks what an owner appended to another one is refused.
 fn stale_copies_are_refused() {
     let mut story = Story::new(Duration::from_secs(3600));
@@ -249,6 +266,7 @@ fn story() {
     content_in_the_log_is_whole_and_verified();
     staged_content_is_kept_or_missed();
     stale_copies_are_refused();
+    shared_slices_stay();
     nothing_is_published_too_early();
     damage_is_found();
     objects_go_in_time();

@@ -11,6 +11,7 @@ mod failures;
 mod logged;
 mod mirrored;
 mod near;
+mod shared;
 mod spilled;
 
 use std::sync::Arc;

@@ -39,6 +39,7 @@ mod rados;
 #[cfg(feature = "s3")]
 pub(crate) mod slices;
 
+use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -325,6 +326,21 @@ pub trait Blob: Send + Sync + fmt::Debug {
     /// Those of every change.
     fn overwrite_at(&self, _data: &[u8], _offset: u64, _begins: &mut dyn FnMut()) -> Result<bool> {
         Ok(false)
+    }
+
+    /// Has this blob, which was just made and is empty, consist of the bytes before `end` of another blob of the store,
+    /// which does not change meanwhile. Moves none of them. `false`: it cannot, and is empty still. After an error it
+    /// has to be deleted.
+    ///
+    /// # Errors
+    /// Those of every change.
+    fn share_from(&self, _from: &dyn Blob, _end: u64) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Itself, for a store that knows its own blobs.
+    fn as_any(&self) -> Option<&dyn Any> {
+        None
     }
 
     /// Sets the tail.

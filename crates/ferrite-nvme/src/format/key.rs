@@ -144,6 +144,26 @@ pub(crate) fn mark(place: Place) -> Vec<u8> {
     key
 }
 
+/// How many chunks name a slice besides the first.
+#[cfg(feature = "s3")]
+pub(crate) fn more_names(id: SliceId) -> [u8; 18] {
+    let mut key = staged(id);
+    key[1] = b'C';
+    key
+}
+
+/// The slice that such a key names.
+#[cfg(feature = "s3")]
+pub(crate) fn named_more(key: &[u8]) -> Option<SliceId> {
+    slice_id(key.strip_prefix(b"ZC")?)
+}
+
+/// All such keys, for a scan.
+#[cfg(feature = "s3")]
+pub(crate) fn all_more_names() -> ([u8; 2], [u8; 2]) {
+    (*b"ZC", *b"ZD")
+}
+
 /// The key of the content, encrypted.
 pub(crate) const CONTENT_KEY: &[u8] = b"ZK";
 

@@ -68,6 +68,10 @@ impl Owner {
         Owner { content, ids }
     }
 
+    pub(crate) fn ids(&self) -> &UniqueIds {
+        &self.ids
+    }
+
     pub(crate) fn create(&self) -> (Place, Arc<dyn Blob>) {
         let place = self.content.reserve(0, 1, &self.ids).unwrap()[0];
         (place, self.content.create(place).unwrap())

@@ -7,6 +7,7 @@
 //! * `unpublished` has all that differs between the rows and the map: so rows are behind it, never ahead.
 //! * All changes, and the moment that a publication is of, are under `changing`.
 
+use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,12 +18,12 @@ use ferrite_checks::ranked::Mutex;
 use ferrite_slices::{BLOCK_BYTES, Error as BucketError, Extent, SliceMap};
 use ferrite_wal::Position;
 
+use super::blob_row::BlobRow;
 use super::buffer::Buffer;
 use super::change::{Change, InCall, WHOLE};
 use super::in_log::Origin;
 use super::log_state::LogState;
 use super::mark::Mark;
-use super::rows::BlobRow;
 use super::state::{State, Unpublished, by_block};
 use super::store::{Store, id_of, of_bucket};
 use super::unstored::Unstored;
@@ -297,7 +298,7 @@ impl SharedBlob {
         let done = self.remove_rows();
         let mut state = self.state.lock();
         if let Err(error) = done {
-            state.is_deleted = false;
+            (state.is_deleted, state.is_doomed) = (false, true);
             return Err(error);
         }
         let memory = state.memory();
@@ -444,6 +445,23 @@ impl Blob for SlicesBlob {
             tracing::debug!(place = %blob.place, %error, "changes are published later");
         }
         Ok(())
+    }
+
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
+
+    fn share_from(&self, from: &dyn Blob, end: u64) -> Result<bool> {
+        let blob = &self.0;
+        let from = from.as_any().and_then(<dyn Any>::downcast_ref::<SlicesBlob>);
+        let Some(SlicesBlob(from)) = from else { return Ok(false) };
+        if !blob.share_from(from)? {
+            return Ok(false);
+        }
+        if self.valid_len() > end {
+            blob.change(&Change::Truncate { len: end }, None)?;
+        }
+        Ok(true)
     }
 
     fn set_tail(&self, tail: &[u8]) -> Result<()> {

@@ -18,7 +18,7 @@
 use std::ops::Range;
 
 use super::UNIT_BYTES;
-use super::rows::TAIL_BYTES_MAX;
+use super::blob_row::TAIL_BYTES_MAX;
 use super::state::State;
 use crate::content_store::UniqueId;
 

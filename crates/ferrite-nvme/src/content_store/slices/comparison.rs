@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use ferrite_slices::{Listed, SliceId, SliceMap};
 
-use super::store::{Store, of_bucket};
+use super::handles;
+use super::store::{Store, id_of, of_bucket};
 use crate::content_store::{Place, Result};
 
 /// Names of a page of the listing.
@@ -29,6 +30,8 @@ pub struct Comparison {
     pub leaked: (u64, u64),
     /// Of those, how many are dead from now on, so that they go with the others.
     pub buried: u64,
+    /// Slices and blobs about whose names rows were wrong. A repair has mended them.
+    pub miscounted: u64,
     /// Blobs with slices whose objects are missing or have another length, with a text for each slice.
     pub damaged: Vec<(Place, String)>,
 }
@@ -79,6 +82,21 @@ fn each_object(store: &Store, mut visit: impl FnMut(&Listed)) -> Result<()> {
             _ => return Ok(()),
         }
     }
+}
+
+/// How many rows are wrong about the names of slices; mends them if it `repairs`.
+pub(super) fn count_names(store: &Arc<Store>, repairs: bool) -> Result<u64> {
+    let wrong = store.rows.wrong_names()?;
+    if repairs && wrong.count() > 0 {
+        store.check_changes()?;
+        for &place in &wrong.unflagged {
+            if let Some(blob) = handles::known(store, id_of(place)?) {
+                blob.state.lock().row.shares = true;
+            }
+        }
+        store.rows.mend_names(&wrong)?;
+    }
+    Ok(wrong.count())
 }
 
 /// Compares the bucket with the rows. If it `repairs`, what nothing knows is dead from now on: a backup of the metadata
@@ -139,8 +157,8 @@ pub(super) fn compare(store: &Arc<Store>, repairs: bool) -> Result<Comparison> {
         }
     }
     found.damaged.sort();
+    found.miscounted = count_names(store, repairs)?;
     if repairs && !leaked.is_empty() {
-        store.check_changes()?;
         found.buried = leaked.len() as u64;
         store.rows.bury(&leaked, store.time_of_death(false))?;
     }

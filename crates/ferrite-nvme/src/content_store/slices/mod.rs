@@ -39,6 +39,7 @@
 //! *Architecture invariant:* only this folder, and `s3`, know ferrite-slices.
 
 mod blob;
+mod blob_row;
 mod buffer;
 mod calls;
 mod change;
@@ -51,11 +52,13 @@ mod keeper;
 mod log_state;
 mod logged;
 mod mark;
+pub(crate) mod names;
 mod order;
 mod publication;
 mod reading;
 mod rejoin;
 mod rows;
+mod share;
 mod spill;
 mod state;
 mod store;
@@ -113,6 +116,11 @@ mod lock_order {
         /// How the last trial ended.
         Said = 110;
     }
+}
+
+/// The row of a blob as it is when others may name its slices. `None`: it says so, or cannot be read.
+pub(crate) fn shared_row(row: &[u8]) -> Option<Vec<u8>> {
+    blob_row::BlobRow::shared(row)
 }
 
 /// How long S3 is said to be: files share no space with others there.
@@ -233,6 +241,14 @@ impl SlicesView {
     /// Errors of the bucket and of the metadata store.
     pub fn compare(&self, repair: bool) -> Result<Comparison> {
         comparison::compare(&self.0, repair)
+    }
+
+    /// How many rows are wrong about the names of slices; mends them if it `repair`s, while nobody else changes them.
+    ///
+    /// # Errors
+    /// Errors of the metadata store.
+    pub fn count_names(&self, repair: bool) -> Result<u64> {
+        comparison::count_names(&self.0, repair)
     }
 
     /// The id of its log, if it has one.

@@ -21,8 +21,8 @@ use crate::content_store::{Error, Result};
 /// Blocks of more slices than this, or with so many extents more than they need, are written anew.
 const SLICES_MAX: usize = 32;
 /// Rows and bytes of a transaction, below what a database takes (4,096 and 4 MiB).
-const STEP_ROWS_MAX: usize = 3000;
-const STEP_BYTES_MAX: usize = 2 << 20;
+pub(super) const STEP_ROWS_MAX: usize = 3000;
+pub(super) const STEP_BYTES_MAX: usize = 2 << 20;
 /// Bytes of dead slices that a block may have besides a fifth of its live ones.
 const DEAD_BYTES_MAX: u64 = 256 << 10;
 
@@ -148,7 +148,7 @@ impl SharedBlob {
             Turn::Within(time) => self.changing.try_lock_for(time),
         };
         let Some(_changing) = changing else { return Ok(None) };
-        if self.is_deleted() {
+        if self.state.lock().is_gone() {
             return Err(Error::NotFound);
         }
         self.seal_all()?;
@@ -168,6 +168,8 @@ impl SharedBlob {
             all.chunk(chunk).0 = Some(state.map.encode_chunk(chunk));
         }
         let mut steps = all.steps();
+        let shares = state.row.shares.then(|| self.store.time_of_death(false));
+        steps.iter_mut().for_each(|step| step.shares = shares);
         // Last: the tail never comes before its data.
         let row = Some(state.row.clone());
         match steps.last_mut() {
@@ -249,6 +251,7 @@ impl SharedBlob {
 
     /// Removes the rows of a blob that is deleted. The caller has `publishing` and `changing`.
     pub(super) fn remove_rows(&self) -> Result<()> {
+        self.reload()?;
         let steps = {
             let state = self.state.lock();
             let fresh: HashSet<SliceId> = state.unpublished.fresh.iter().map(|&(id, _)| id).collect();
@@ -266,7 +269,10 @@ impl SharedBlob {
                     of_chunk.2.push((extent.slice, time));
                 }
             }
-            all.steps()
+            let mut steps = all.steps();
+            let shares = state.row.shares.then(|| self.store.time_of_death(false));
+            steps.iter_mut().for_each(|step| step.shares = shares);
+            steps
         };
         for step in steps {
             self.store.rows.publish(self.place, step)?;

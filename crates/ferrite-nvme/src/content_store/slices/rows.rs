@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `L` place | a blob: version, valid length, reserved ranges with their count first, tail |
 //! | `L` place, chunk | which bytes of the chunk lie in which slices (`ferrite_slices::SliceMap`) |
+//! | `Z` `C` epoch, number | how many chunks name a slice besides the first (`names`) |
 //! | `Z` `G` log | the last term in which a log got changes: epoch and number of restarts |
 //! | `Z` `L` place | the mark of a blob with changes that are durable in a log alone (`mark`) |
 //! | `Z` `S` epoch, number | a slice whose object may be there or come, and that no chunk names |
@@ -13,6 +14,8 @@
 //! Invariants: a slice is staged before its object is sent. One transaction publishes it: it makes chunks name the
 //! slice and removes `Z S`. One transaction makes it dead: it removes the last name and adds `Z D`. An object goes
 //! before its row `Z D`. So every object that exists is named by a chunk or has a row.
+//!
+//! A blob whose slices others may name says so in its row, from the transaction on that makes the first of them do so.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,80 +24,29 @@ use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_meta::{MetaStore, Transaction};
 use ferrite_slices::{SliceId, SliceMap};
 use ferrite_wal::Term;
-use rangemap::RangeSet;
 
+use super::blob_row::BlobRow;
 use super::mark::Mark;
+use super::names::{self, ChunkRow};
 use crate::content_store::{Error, Place, Result};
 use crate::format::key;
 
-/// The version of a blob's row.
-const VERSION: u8 = 1;
-/// Longest tail.
-pub(super) const TAIL_BYTES_MAX: usize = 255;
 /// Rows that one transaction changes, where it is up to this module.
 pub(super) const MANY: usize = 512;
-
-/// Reserved ranges of a blob, at most.
-pub(super) const RESERVED_MAX: usize = 100;
-
-/// The row of a blob.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct BlobRow {
-    pub(super) valid_len: u64,
-    /// Ranges that somebody has reserved. They count as space, and need none.
-    pub(super) reserved: RangeSet<u64>,
-    pub(super) tail: Vec<u8>,
-}
-
-impl BlobRow {
-    fn encode(&self) -> Vec<u8> {
-        let mut row = vec![VERSION];
-        row.extend_from_slice(&self.valid_len.to_le_bytes());
-        let reserved: Vec<_> = self.reserved.iter().take(RESERVED_MAX).collect();
-        row.push(reserved.len() as u8);
-        for range in reserved {
-            row.extend_from_slice(&range.start.to_le_bytes());
-            row.extend_from_slice(&range.end.to_le_bytes());
-        }
-        row.extend_from_slice(&self.tail);
-        row
-    }
-
-    fn decode(row: &[u8]) -> Option<BlobRow> {
-        let (&version, rest) = row.split_first()?;
-        let (valid_len, rest) = rest.split_first_chunk()?;
-        let (&count, rest) = rest.split_first()?;
-        let (ranges, tail) = rest.split_at_checked(usize::from(count) * 16)?;
-        let mut reserved = RangeSet::new();
-        for range in ranges.as_chunks::<16>().0 {
-            let (start, end) = range.split_at(8);
-            let (start, end) = (start.try_into().ok()?, end.try_into().ok()?);
-            let range = u64::from_le_bytes(start)..u64::from_le_bytes(end);
-            if range.is_empty() {
-                return None;
-            }
-            reserved.insert(range);
-        }
-        let is_known = version == VERSION && tail.len() <= TAIL_BYTES_MAX;
-        is_known.then(|| BlobRow {
-            valid_len: u64::from_le_bytes(*valid_len),
-            reserved,
-            tail: tail.to_vec(),
-        })
-    }
-}
 
 /// A step of a blob: what becomes durable together.
 #[derive(Debug, Default)]
 pub(super) struct Publication {
     /// Chunks as they are now; `None`: without any extent.
-    pub(super) chunks: Vec<(u64, Option<Vec<u8>>)>,
+    pub(super) chunks: Vec<ChunkRow>,
     /// The blob's own row, if it changes.
     pub(super) row: Option<BlobRow>,
     /// Slices that were staged, and are no longer: they are named, or among the unnamed.
     pub(super) fresh: Vec<SliceId>,
-    /// Slices that nothing names any more, each with the time at which its object may go.
+    /// Slices that the blob does not name any more, each with the time at which its object may go if no other does.
     pub(super) dead: Vec<(SliceId, u64)>,
+    /// If other blobs may name them: when the objects may go of slices that only the stored rows still name.
+    pub(super) shares: Option<u64>,
     /// The mark, if it changes.
     pub(super) mark: Option<Option<Mark>>,
 }
@@ -210,6 +162,9 @@ impl Rows {
             if let Some(row) = &of.row {
                 txn.put(&key::blob(place), &row.encode())?;
             }
+            if let Some(time) = of.shares {
+                of.dead = names::leave(txn, place, (&of.chunks, &of.dead), time)?;
+            }
             put_chunks(txn, place, &of.chunks)?;
             put_states(txn, &of)?;
             match &of.mark {
@@ -218,6 +173,49 @@ impl Rows {
                 None => Ok(()),
             }
         })
+    }
+
+    /// Makes chunks of `to` name slices that `from` names. Both rows are to say that they share some.
+    pub(super) fn share(
+        &self,
+        (from, to): (Place, Place),
+        rows: (&BlobRow, &BlobRow),
+        chunks: &[ChunkRow],
+        slices: &[SliceId],
+    ) -> Result<()> {
+        debug_assert!(rows.0.shares && rows.1.shares);
+        self.change(|txn| {
+            txn.put(&key::blob(from), &rows.0.encode())?;
+            txn.put(&key::blob(to), &rows.1.encode())?;
+            names::add(txn, slices)?;
+            put_chunks(txn, to, chunks)
+        })
+    }
+
+    /// The rows on names of slices that are wrong. The pool may be in use: what is wrong stays so.
+    pub(super) fn wrong_names(&self) -> Result<names::Wrong> {
+        let count = || names::count(&*self.meta).map_err(|error| self.failed(error));
+        let mut wrong = count()?;
+        if !wrong.is_empty() {
+            wrong.retain(&count()?);
+        }
+        Ok(wrong)
+    }
+
+    /// Mends them. Nobody changes them meanwhile, and blobs in use know that they share slices.
+    pub(super) fn mend_names(&self, wrong: &names::Wrong) -> Result<()> {
+        for some in wrong.changes.chunks(MANY) {
+            self.change(|txn| {
+                some.iter().try_for_each(|(key, value)| match value {
+                    Some(value) => txn.put(key, value),
+                    None => txn.delete(key),
+                })
+            })?;
+        }
+        for some in wrong.unflagged.chunks(MANY) {
+            self.change(|txn| some.iter().try_for_each(|&place| names::flag(txn, place)))?;
+        }
+        Ok(())
     }
 
     /// Stores the mark of a blob.
@@ -450,7 +448,7 @@ impl Rows {
     }
 }
 
-fn put_chunks(txn: &mut dyn Transaction, place: Place, chunks: &[(u64, Option<Vec<u8>>)]) -> ferrite_meta::Result<()> {
+fn put_chunks(txn: &mut dyn Transaction, place: Place, chunks: &[ChunkRow]) -> ferrite_meta::Result<()> {
     for (chunk, value) in chunks {
         match value {
             Some(value) => txn.put(&key::chunk(place, *chunk), value)?,
@@ -470,39 +468,4 @@ fn put_states(txn: &mut dyn Transaction, of: &Publication) -> ferrite_meta::Resu
         txn.delete(&key::staged(id))?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_row_is_read_as_it_was_written_and_others_are_refused() {
-        let mut row = BlobRow {
-            valid_len: 5 << 40,
-            tail: b"tail".to_vec(),
-            ..BlobRow::default()
-        };
-        row.reserved.insert(0..4096);
-        row.reserved.insert(8192..1 << 40);
-        let encoded = row.encode();
-        assert_eq!(BlobRow::decode(&encoded), Some(row));
-        for len in 0..encoded.len() - 4 {
-            assert_eq!(BlobRow::decode(&encoded[..len]), None, "{len}");
-        }
-        assert_eq!(BlobRow::decode(&BlobRow::default().encode()), Some(BlobRow::default()));
-        for (at, byte) in [(0, 9), (9, 200), (25, 0)] {
-            let mut other = encoded.clone();
-            other[at] = byte;
-            if at == 25 {
-                other[18..26].fill(0);
-            }
-            assert_eq!(BlobRow::decode(&other), None, "{at}");
-        }
-        let long = BlobRow {
-            tail: vec![0; TAIL_BYTES_MAX + 1],
-            ..BlobRow::default()
-        };
-        assert_eq!(BlobRow::decode(&long.encode()), None);
-    }
 }

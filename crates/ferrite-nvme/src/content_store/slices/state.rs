@@ -11,10 +11,10 @@ use ferrite_slices::{BLOCK_BYTES, CHUNK_BYTES, Error as BucketError, Extent, Sli
 use ferrite_wal::Position;
 
 use super::UNIT_BYTES;
+use super::blob_row::{BlobRow, RESERVED_MAX};
 use super::buffer::{Buffer, Sealed};
 use super::log_state::LogState;
 use super::order::Order;
-use super::rows::{BlobRow, RESERVED_MAX};
 use super::unstored::Upload;
 use crate::content_store::{Error, Result};
 
@@ -38,12 +38,16 @@ pub(super) struct State {
     /// The bytes that its rows name.
     pub(super) published_bytes: u64,
     pub(super) is_deleted: bool,
+    /// Its deletion has begun, and has failed: rows may be gone, and come back by no publication.
+    pub(super) is_doomed: bool,
     /// A publication is under way: what it took from `unpublished` is not durable yet.
     pub(super) is_publishing: bool,
     /// The blob is about to be deleted: nobody need wait for its objects.
     pub(super) is_unwanted: bool,
     pub(super) order: Order,
     pub(super) log: LogState,
+    /// Rows may name slices that the map lacks: an attempt to share them has failed.
+    pub(super) is_row_unsure: bool,
     /// The slice that was verified last, when, and whether it is as it was stored.
     pub(super) verified: Option<(SliceId, Instant, bool)>,
 }
@@ -96,6 +100,11 @@ impl State {
             true => Err(Error::NotFound),
             false => self.log.check_change(),
         }
+    }
+
+    /// Whether it is deleted, or is to be.
+    pub(super) fn is_gone(&self) -> bool {
+        self.is_deleted || self.is_doomed
     }
 
     /// Whether all of its slices on their way cannot be read any more.
