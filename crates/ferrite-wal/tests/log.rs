@@ -7,8 +7,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ferrite_blob::device::{Device, Fault, Faulty, Memory, Target};
 use ferrite_wal::{Error, Opened, Position, RECORD_BYTES_MAX, SIZE_MIN, Wal};
 
-mod mirror;
-
 fn made(device: Arc<dyn Device>) -> Wal {
     Wal::format(&*device, [1; 16], [2; 16]).unwrap();
     opened(device).unwrap()

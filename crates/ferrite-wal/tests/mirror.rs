@@ -8,7 +8,7 @@ use ferrite_blob::Result as BlobResult;
 use ferrite_blob::device::{Device, Fault, Faulty, Memory, Op, Target};
 use ferrite_wal::{Error, Mirror, Opened, SIZE_MIN, Wal};
 
-use crate::{contents, opened};
+use crate::log::{contents, opened};
 
 const OWNER: [u8; 16] = [2; 16];
 const LIMIT: Duration = Duration::from_secs(60);

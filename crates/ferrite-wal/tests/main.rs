@@ -1,0 +1,4 @@
+//! Logs as their callers see them.
+
+mod log;
+mod mirror;
