@@ -53,8 +53,8 @@ const LARGE_BYTES: usize = 4 << 20;
 /// Approximate bytes of a request or reply without data on the wire: frame, head, a few numbers.
 const MESSAGE_BYTES: usize = 64;
 
-/// A server process, pinned to a core; it ends when this value is dropped.
-struct Served {
+/// A server process, perhaps pinned to a core; it ends when this value is dropped.
+pub(super) struct Served {
     child: Child,
     /// The line in which it printed its address.
     line: String,
@@ -62,9 +62,19 @@ struct Served {
 
 impl Served {
     fn start(core: usize, program: &Path, arguments: &[&str]) -> Result<Served, Failure> {
-        let mut child = Command::new("taskset")
-            .args(["-c", &core.to_string()])
-            .arg(program)
+        Served::start_on(Some(core), program, arguments)
+    }
+
+    fn start_on(core: Option<usize>, program: &Path, arguments: &[&str]) -> Result<Served, Failure> {
+        let mut command = match core {
+            Some(core) => {
+                let mut command = Command::new("taskset");
+                command.args(["-c", &core.to_string()]).arg(program);
+                command
+            }
+            None => Command::new(program),
+        };
+        let mut child = command
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -79,17 +89,22 @@ impl Served {
 
     /// `ferrite serve` with a new pool.
     fn pool(core: usize, base: &Path, listen: &str) -> Result<Served, Failure> {
+        Served::pool_of(POOL_BYTES, Some(core), base, listen)
+    }
+
+    /// The same of this size, on one core or on all.
+    pub(super) fn pool_of(bytes: u64, core: Option<usize>, base: &Path, listen: &str) -> Result<Served, Failure> {
         let pool = base.join("pool").display().to_string();
         let program = crate::ferrite()?;
         let made = Command::new(&program)
-            .args(["mkfs", "--force", "--size", &POOL_BYTES.to_string()])
+            .args(["mkfs", "--force", "--size", &bytes.to_string()])
             .args(["--mapping", super::options().mapping.name(), &pool])
             .stdout(Stdio::null())
             .status()?;
         if !made.success() {
             return Err(Failure::new(FAILED, "no pool for the benchmark"));
         }
-        Served::start(
+        Served::start_on(
             core,
             &program,
             &["serve", &pool, "--no-root-squash", "--listen", listen],
@@ -97,7 +112,7 @@ impl Served {
     }
 
     /// `HOST:PORT` from the line that the process printed.
-    fn address(&self) -> Result<&str, Failure> {
+    pub(super) fn address(&self) -> Result<&str, Failure> {
         let word = self.line.split_whitespace().next_back().unwrap_or_default();
         let address = word.trim_start_matches("tcp://").trim_start_matches("fabric://");
         let address = address.trim_end_matches('/');
