@@ -21,7 +21,7 @@ use crate::device::{self, as_data, of_store};
 use crate::refusal::{Result, invalid, refuse};
 
 /// How long the far device of a mirror may take to be opened, and for each answer.
-pub(crate) const FAR_WITHIN: Duration = Duration::from_secs(10);
+const FAR_WITHIN: Duration = Duration::from_secs(10);
 
 fn of_log(error: &ferrite_wal::Error) -> VolumeError {
     let kind = match error {
@@ -102,35 +102,33 @@ fn format(device: &dyn Device, pool: [u8; 16]) -> Result<()> {
     Wal::format(device, device::random(), pool).map_err(|error| of_log(&error))
 }
 
-/// Opens the log of a device, which gets one if it is blank.
-fn open_log(device: &Arc<dyn Device>, pool: [u8; 16]) -> Result<Box<Wal>> {
-    let opened = || Wal::open(Arc::clone(device)).map_err(|error| of_log(&error));
-    let wal = match opened()? {
-        Opened::Log(wal) => wal,
+/// Opens the log of a device that is the pool's, which gets one if it is blank.
+fn open_log(device: &Arc<dyn Device>, pool: [u8; 16]) -> ferrite_wal::Result<Box<Wal>> {
+    let opened = || Wal::open(Arc::clone(device));
+    if let Opened::Log(wal) = opened()? {
+        return Ok(wal);
+    }
+    Wal::format(&**device, device::random(), pool)?;
+    match opened()? {
+        Opened::Log(wal) => Ok(wal),
         Opened::Blank => {
-            format(&**device, pool)?;
-            match opened()? {
-                Opened::Log(wal) => wal,
-                Opened::Blank => {
-                    let text = format!("{}: it does not keep what is written", device.name());
-                    return Err(refuse(VolumeErrorKind::Medium, text).with_name_in_text());
-                }
-            }
+            let text = format!("{}: it does not keep what is written", device.name());
+            Err(ferrite_wal::Error::Failed(text))
         }
-    };
-    check_owner(&wal, pool).map(|()| wal)
+    }
 }
 
-fn check_owner(wal: &Wal, pool: [u8; 16]) -> Result<()> {
-    match wal.owner() == pool {
-        true => Ok(()),
-        false => {
+/// Refuses a device that is not the pool's. A file that was made sparse gets its space, once it is known to be.
+fn ours(device: Arc<Uring>, pool: [u8; 16]) -> Result<Arc<Uring>> {
+    match Wal::owner_on(&*device).map_err(|error| of_log(&error))? {
+        Some(owner) if owner != pool => {
             let text = format!(
                 "{}: it has the log of another pool; name another device in `[tier]`",
-                wal.name()
+                device.name()
             );
             Err(refuse(VolumeErrorKind::Foreign, text).with_name_in_text())
         }
+        _ => device.allocate().map_err(of_store).map(|()| device),
     }
 }
 
@@ -141,19 +139,12 @@ fn check_owner(wal: &Wal, pool: [u8; 16]) -> Result<()> {
 /// # Errors
 /// It holds something else, or the log of another pool; it is in use; damage; errors of the device.
 pub(crate) fn open(tier: &Tier, reactor: &Arc<Reactor>, pool: [u8; 16]) -> Result<Option<ChangeLog>> {
-    let near = device_of(&tier.device, tier.size, reactor);
+    let near = device_of(&tier.device, tier.size, reactor).and_then(|near| ours(near, pool));
     let Some(far_path) = tier.mirror.as_deref() else {
-        let near = near?;
-        // A file that was made sparse needs its space from here on.
-        near.allocate().map_err(of_store)?;
-        let wal = open_log(&(near as Arc<dyn Device>), pool)?;
-        return Ok(Some(ChangeLog::new(
-            wal,
-            name_of(tier),
-            tier.mode() != TierMode::Through,
-        )));
+        let wal = open_log(&(near? as Arc<dyn Device>), pool).map_err(|error| of_log(&error))?;
+        return Ok(Some(new_log(wal, tier)));
     };
-    let far = far_device(far_path);
+    let far = far_device(far_path, pool);
     let pair = Pair { tier, far_path, pool };
     match (near, far) {
         (Ok(near), Ok(far)) => match pair.both(&near, &far) {
@@ -171,13 +162,13 @@ pub(crate) fn open(tier: &Tier, reactor: &Arc<Reactor>, pool: [u8; 16]) -> Resul
 
 /// Opens the far device, which must be there: one that is made may be on another disk than the one that is meant, where
 /// a mount is missing. Its server may be away, so this is bounded.
-fn far_device(path: &Path) -> Result<Arc<Uring>> {
+fn far_device(path: &Path, pool: [u8; 16]) -> Result<Arc<Uring>> {
     let of_thread = path.to_path_buf();
-    within(path, move || existing_device(&of_thread))
+    within(path, move || existing_device(&of_thread, pool))
 }
 
 /// A device with a reactor of its own: the kernel may have whoever submits a transfer to it wait for its server.
-fn existing_device(path: &Path) -> Result<Arc<Uring>> {
+fn existing_device(path: &Path, pool: [u8; 16]) -> Result<Arc<Uring>> {
     if !path.exists() {
         let text = format!(
             "{}: no such file; mount what it is on, or make it, as long as the other one (truncate -s)",
@@ -186,8 +177,11 @@ fn existing_device(path: &Path) -> Result<Arc<Uring>> {
         return Err(invalid(text).with_name_in_text());
     }
     let reactor = device::sleeping_reactor()?;
-    let device = device_of(path, None, &reactor)?;
-    device.allocate().map_err(of_store).map(|()| device)
+    ours(device_of(path, None, &reactor)?, pool)
+}
+
+fn new_log(wal: Box<Wal>, tier: &Tier) -> ChangeLog {
+    ChangeLog::new(wal, name_of(tier), tier.mode() != TierMode::Through)
 }
 
 /// The two devices of a log, in the making.
@@ -200,25 +194,10 @@ struct Pair<'p> {
 
 impl Pair<'_> {
     fn both(self, near: &Arc<Uring>, far: &Arc<Uring>) -> ferrite_wal::Result<ChangeLog> {
-        let failed = |error: ferrite_blob::Error| ferrite_wal::Error::Failed(error.to_string());
-        near.allocate().map_err(failed)?;
         let of_near = Arc::clone(near) as Arc<dyn Device>;
         let mirror = Mirror::open(of_near, Arc::clone(far) as Arc<dyn Device>, self.pool, FAR_WITHIN)?;
         let mirror = Arc::new(mirror);
-        let opened = || Wal::open(Arc::clone(&mirror) as Arc<dyn Device>);
-        let wal = match opened()? {
-            Opened::Log(wal) => wal,
-            Opened::Blank => {
-                Wal::format(&*mirror, device::random(), self.pool)?;
-                match opened()? {
-                    Opened::Log(wal) => wal,
-                    Opened::Blank => {
-                        let text = format!("{}: it does not keep what is written", mirror.name());
-                        return Err(ferrite_wal::Error::Failed(text));
-                    }
-                }
-            }
-        };
+        let wal = open_log(&(Arc::clone(&mirror) as Arc<dyn Device>), self.pool)?;
         Ok(self.log(wal, mirror, self.far_path, true))
     }
 
@@ -229,14 +208,10 @@ impl Pair<'_> {
         far: Option<Arc<Uring>>,
         error: VolumeError,
     ) -> Result<Option<ChangeLog>> {
-        let is_blank = |device: &Option<Arc<Uring>>| {
-            let id = device.as_ref().map(|device| Wal::id_on(&**device));
-            matches!(id, Some(Ok(None)))
-        };
-        let is_any_blank = is_blank(&near);
-        let near = near.map(|near| self.alone(near, false)).transpose();
-        let far = far.map(|far| self.alone(far, true)).transpose();
-        let found = [near, far].into_iter().filter_map(|found| found.ok().flatten());
+        let is_near_blank = near.as_ref().is_some_and(|near| Wal::id_on(&**near) == Ok(None));
+        let near = near.and_then(|near| self.alone(near, false));
+        let far = far.and_then(|far| self.alone(far, true));
+        let found = [near, far].into_iter().flatten();
         let best = found.max_by_key(|(wal, _, is_far)| (wal.term(), !is_far));
         let what = "the log is not used without its second device; fsync waits for the bucket";
         match best {
@@ -245,7 +220,7 @@ impl Pair<'_> {
                 tracing::warn!(device = %away.display(), %error, what);
                 Ok(Some(self.log(wal, mirror, away, false)))
             }
-            None if is_any_blank => {
+            None if is_near_blank => {
                 tracing::warn!(%error, "there is no log before both of its devices are there");
                 Ok(None)
             }
@@ -253,27 +228,30 @@ impl Pair<'_> {
         }
     }
 
-    fn alone(self, device: Arc<Uring>, is_far: bool) -> Result<(Box<Wal>, Arc<Mirror>, bool)> {
+    /// The log of a device, if it has one that can be read.
+    fn alone(self, device: Arc<Uring>, is_far: bool) -> Option<(Box<Wal>, Arc<Mirror>, bool)> {
         let name = device.name().to_owned();
-        let mirror = Mirror::alone(device, is_far, FAR_WITHIN).map_err(|error| of_log(&error))?;
-        let mirror = Arc::new(mirror);
-        match Wal::open(Arc::clone(&mirror) as Arc<dyn Device>).map_err(|error| of_log(&error))? {
-            Opened::Log(wal) => check_owner(&wal, self.pool).map(|()| (wal, mirror, is_far)),
-            Opened::Blank => Err(invalid(format!("{name}: it is blank")).with_name_in_text()),
+        let opened = Mirror::alone(device, is_far, FAR_WITHIN).and_then(|mirror| {
+            let mirror = Arc::new(mirror);
+            Ok((Wal::open(Arc::clone(&mirror) as Arc<dyn Device>)?, mirror))
+        });
+        match opened {
+            Ok((Opened::Log(wal), mirror)) => Some((wal, mirror, is_far)),
+            Ok((Opened::Blank, _)) => None,
+            Err(error) => {
+                tracing::warn!(device = name, %error, "it is not used");
+                None
+            }
         }
     }
 
     fn log(self, wal: Box<Wal>, mirror: Arc<Mirror>, far: &Path, is_complete: bool) -> ChangeLog {
-        let far = far.to_path_buf();
+        let (far, pool) = (far.to_path_buf(), self.pool);
         let reopen = move || {
-            let opened = existing_device(&far).map_err(|error| error.to_string());
+            let opened = existing_device(&far, pool).map_err(|error| error.to_string());
             opened.map(|device| device as Arc<dyn Device>)
         };
-        ChangeLog::new(wal, name_of(self.tier), self.tier.mode() != TierMode::Through).on_two(
-            mirror,
-            is_complete,
-            Arc::new(reopen),
-        )
+        new_log(wal, self.tier).on_two(mirror, is_complete, Arc::new(reopen))
     }
 }
 

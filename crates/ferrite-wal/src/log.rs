@@ -185,6 +185,15 @@ impl Wal {
         Ok(superblock.map(|superblock| superblock.id))
     }
 
+    /// The owner of the log that a device has; `None` if it is blank. Writes nothing.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn owner_on(device: &dyn Device) -> Result<Option<[u8; 16]>> {
+        let superblock = replay::superblock(device, &pool(RING_AT as usize)?)?;
+        Ok(superblock.map(|superblock| superblock.owner))
+    }
+
     /// Its id.
     pub fn id(&self) -> [u8; 16] {
         self.id
