@@ -7,14 +7,16 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ferrite_blob::device::Memory;
 use ferrite_meta::{Lock, MetaStore, Result as MetaResult, Transaction};
-use ferrite_nvme::content_store::{Blob, ContentStore, Guard, Place, SlicesContent, SlicesParts, UniqueIds};
+use ferrite_nvme::content_store::{Blob, ChangeLog, ContentStore, Guard, Place, SlicesContent, SlicesParts, UniqueIds};
 use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_testkit::seed_from_env;
 use ferrite_vfs::{CloneRange, FileSystem, OpenMode, SYSTEM};
+use ferrite_wal::SIZE_MIN;
 
 use super::bucket::Fate;
-use super::logged::{Owner, owner, slow};
+use super::logged::{Owner, formatted, log_on, owner, slow};
 use super::{InS3, quick};
 use crate::faults::pool::{open, put, read};
 
@@ -200,12 +202,18 @@ impl Transaction for FailingTransaction<'_> {
 
 /// An owner whose commits fail from some number on, if `left` has one.
 fn failing_owner(pool: &InS3, epoch: u64, left: &Arc<AtomicU64>) -> Owner {
+    failing_owner_with(pool, epoch, left, None)
+}
+
+/// The same with a log.
+fn failing_owner_with(pool: &InS3, epoch: u64, left: &Arc<AtomicU64>, log: Option<ChangeLog>) -> Owner {
     let meta = Arc::new(Failing {
         inner: Arc::clone(&pool.meta),
         left: Arc::clone(left),
     });
     let parts = SlicesParts {
         codec: pool.codec.clone(),
+        log,
         ..SlicesParts::default()
     };
     let content = SlicesContent::with(pool.bucket.client(), meta, [7; 16], pool.options, parts).unwrap();
@@ -384,6 +392,31 @@ fn steps_that_are_made_again_change_no_number_twice() {
         }
     }
     assert!(failures.iter().all(|&count| count > 1), "{failures:?}");
+}
+
+/// A deletion that fails keeps neither the log nor memory for a file that nobody has any more.
+#[test]
+fn a_deletion_that_fails_frees_the_log() {
+    for fails_at in 0..2 {
+        let pool = InS3::new(slow());
+        let left = Arc::new(AtomicU64::new(u64::MAX));
+        let log = log_on(&formatted(Memory::new(SIZE_MIN), 1));
+        let owner = failing_owner_with(&pool, 100, &left, Some(log));
+        let (place, blob) = owner.create();
+        blob.write_at(&[1; 9000], 0, None).unwrap();
+        owner.content.sync().unwrap();
+        blob.write_at(&[2; 9000], 0, None).unwrap();
+        blob.sync().unwrap();
+        assert!(owner.used_log_bytes() > 0);
+        left.store(ONE + fails_at, Ordering::SeqCst);
+        assert!(owner.content.delete(place).is_err());
+        owner.wait_for("the log is kept", |owner| owner.used_log_bytes() == 0);
+        assert_eq!(owner.content.view().usage().buffered_bytes, 0);
+        assert!(blob.sync().is_err() && blob.write_at(&[3; 10], 0, None).is_err());
+        owner.content.delete(place).unwrap();
+        drop(blob);
+        check_bucket(&owner, 0);
+    }
 }
 
 /// Numbers that are wrong are found, and mended before any object goes too early.

@@ -297,22 +297,25 @@ impl SharedBlob {
         let _marking = self.marking.lock();
         let done = self.remove_rows();
         let mut state = self.state.lock();
-        if let Err(error) = done {
-            (state.is_deleted, state.is_doomed) = (false, true);
-            return Err(error);
-        }
         let memory = state.memory();
-        self.store.count_live(state.published_bytes, 0);
-        state.map = SliceMap::default();
+        // Nobody needs its changes any more, whether all of its rows are gone or not: neither memory nor the log has
+        // them until somebody deletes it again.
         state.buffers.clear();
         state.unpublished = Unpublished::default();
         state.log = LogState::default();
-        (state.row, state.published_bytes) = (BlobRow::default(), 0);
+        match &done {
+            Ok(()) => {
+                self.store.count_live(state.published_bytes, 0);
+                state.map = SliceMap::default();
+                (state.row, state.published_bytes) = (BlobRow::default(), 0);
+            }
+            Err(_) => (state.is_deleted, state.is_doomed, state.is_row_unsure) = (false, true, true),
+        }
         let gone = self.store.note_published(self.id);
         drop(state);
         self.store.count_buffered(0, memory);
         drop(gone);
-        Ok(())
+        done
     }
 }
 

@@ -138,7 +138,7 @@ impl SharedBlob {
         let _marking = self.marking.lock();
         let (needed, mark) = {
             let state = self.state.lock();
-            if state.is_deleted {
+            if state.is_gone() {
                 return Err(Error::NotFound);
             }
             if state.log.is_unlogged() {
@@ -240,8 +240,8 @@ pub(super) fn begin(store: &Store, epoch: u64) -> Result<()> {
     // Without a mark, nobody was promised any change that it lacks.
     if is_stale && store.rows.marks()?.iter().any(|(_, mark)| mark.log == id) {
         return Err(Error::Failed(format!(
-            "{}: it is an older copy of the log, which lacks later changes; name the newer copy in `[tier]`, or another \
-             device, and give what is staged up by `ferrite fsck --forget-staged`",
+            "{}: it is an older copy of the log, which lacks later changes; name the newer copy in `[tier]`, or \
+             another device, and give what is staged up by `ferrite fsck --forget-staged`",
             log.name
         )));
     }

@@ -123,7 +123,7 @@ impl SharedBlob {
         !has_rows && state.is_published() && !state.is_deleted
     }
 
-    /// Reads the rows of a blob anew whose sharing has failed, before it is deleted.
+    /// Reads the rows of a blob anew whose sharing or deletion has failed, before it is deleted.
     pub(super) fn reload(&self) -> Result<()> {
         if !self.state.lock().is_row_unsure {
             return Ok(());

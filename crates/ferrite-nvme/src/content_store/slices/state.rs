@@ -46,7 +46,7 @@ pub(super) struct State {
     pub(super) is_unwanted: bool,
     pub(super) order: Order,
     pub(super) log: LogState,
-    /// Rows may name slices that the map lacks: an attempt to share them has failed.
+    /// Rows may name other slices than the map: an attempt to share them, or to delete the blob, has failed.
     pub(super) is_row_unsure: bool,
     /// The slice that was verified last, when, and whether it is as it was stored.
     pub(super) verified: Option<(SliceId, Instant, bool)>,
@@ -96,7 +96,7 @@ pub(super) fn by_block(range: Range<u64>) -> impl Iterator<Item = (u64, Range<us
 impl State {
     /// Refuses a change of a blob that is gone, or that has changes which are not to be had.
     pub(super) fn check_change(&self) -> Result<()> {
-        match self.is_deleted {
+        match self.is_gone() {
             true => Err(Error::NotFound),
             false => self.log.check_change(),
         }
