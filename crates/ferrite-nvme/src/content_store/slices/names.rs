@@ -135,7 +135,8 @@ impl Wrong {
     pub(super) fn retain(&mut self, other: &Wrong) {
         let changes: HashSet<_> = other.changes.iter().collect();
         self.changes.retain(|change| changes.contains(change));
-        self.unflagged.retain(|place| other.unflagged.contains(place));
+        let unflagged: HashSet<_> = other.unflagged.iter().collect();
+        self.unflagged.retain(|place| unflagged.contains(place));
     }
 }
 
@@ -191,11 +192,13 @@ pub(crate) fn count(meta: &dyn MetaStore) -> Result<Wrong> {
     })?;
     wrong.changes.sort_unstable();
     let mut sharing = HashSet::new();
-    each_chunk(meta, &mut |place, map| {
-        if map.slices().any(|(id, _)| more_of(id) > 0) {
-            sharing.insert(place);
-        }
-    })?;
+    if names.values().any(|&count| count > 1) {
+        each_chunk(meta, &mut |place, map| {
+            if map.slices().any(|(id, _)| more_of(id) > 0) {
+                sharing.insert(place);
+            }
+        })?;
+    }
     for place in sharing {
         let row = meta.get(&key::blob(place))?;
         let is_silent = row.as_deref().is_some_and(|row| BlobRow::shared(row).is_some());
