@@ -40,6 +40,16 @@ const POOL_BYTES: u64 = 256 << 20;
 /// Where Debian's libfuse3-dev puts the source of the peer.
 const PEER_SOURCE: &str = "/usr/share/doc/libfuse3-dev/examples/passthrough_ll.c";
 
+/// A program on one core, or on all.
+pub(super) fn command(core: Option<usize>, program: &Path) -> Command {
+    let Some(core) = core else {
+        return Command::new(program);
+    };
+    let mut command = Command::new("taskset");
+    command.args(["-c", &core.to_string()]).arg(program);
+    command
+}
+
 /// A daemon in the foreground, and where it mounted.
 pub(super) struct Daemon {
     child: Child,
@@ -55,15 +65,7 @@ impl Daemon {
         dir: PathBuf,
     ) -> Result<Daemon, Failure> {
         std::fs::create_dir_all(&dir)?;
-        let mut command = match core {
-            Some(core) => {
-                let mut command = Command::new("taskset");
-                command.args(["-c", &core.to_string()]).arg(program);
-                command
-            }
-            None => Command::new(program),
-        };
-        let child = command
+        let child = command(core, program)
             .args(arguments)
             .stdout(Stdio::null())
             .spawn()

@@ -25,6 +25,7 @@ use ferrite_vfs::{FileSystem, NewFile, OpenFile, OpenMode, ROOT_INO, RenameMode,
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::contest::{Contest, timed};
+use super::mount::command;
 use super::operations::TmpfsDir;
 use super::{Circumstances, Duel, Effort, Output, whole};
 use crate::{FAILED, Failure, complain};
@@ -66,15 +67,7 @@ impl Served {
     }
 
     fn start_on(core: Option<usize>, program: &Path, arguments: &[&str]) -> Result<Served, Failure> {
-        let mut command = match core {
-            Some(core) => {
-                let mut command = Command::new("taskset");
-                command.args(["-c", &core.to_string()]).arg(program);
-                command
-            }
-            None => Command::new(program),
-        };
-        let mut child = command
+        let mut child = command(core, program)
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
