@@ -11,6 +11,7 @@ mod failures;
 mod logged;
 mod mirrored;
 mod near;
+mod parts;
 mod shared;
 mod spilled;
 
@@ -65,6 +66,26 @@ impl InS3 {
     pub(crate) fn logged(options: SlicesOptions) -> InS3 {
         let log = logged::formatted(LogDevice::new(ferrite_wal::SIZE_MIN), 1);
         InS3::made(options, Some(log))
+    }
+
+    /// The same without a log, whose objects are encrypted.
+    pub(crate) fn encrypted(options: SlicesOptions) -> InS3 {
+        let mut pool = InS3::new(options);
+        pool.codec.key = Some(ContentKey::generate().unwrap());
+        pool.remount();
+        pool
+    }
+
+    /// The same without a log, whose objects are on a disk as well.
+    pub(crate) fn near(options: SlicesOptions) -> InS3 {
+        let mut pool = InS3::new(options);
+        pool.disk = Some(tempfile::tempdir().unwrap());
+        pool.remount();
+        pool
+    }
+
+    pub(crate) fn set_compression(&mut self, compresses: bool) {
+        self.codec.compresses = compresses;
     }
 
     fn made(options: SlicesOptions, log: Option<Arc<dyn Device>>) -> InS3 {

@@ -8,6 +8,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -17,13 +18,13 @@ use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
-use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutPayload};
+use object_store::{GetOptions, GetResult, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 
 use crate::address::Address;
 use crate::connect::{self, ConnectOptions};
-use crate::error::{Error, Result, of_store};
+use crate::error::{Error, Result, of_store, refused_range};
 use crate::hedge::Hedge;
 
 /// The longest that a request takes, with its repetitions.
@@ -55,9 +56,13 @@ struct Inner {
     /// Objects that are in memory to be stored.
     objects: Semaphore,
     requests: Counters,
+    /// Of reads of whole objects, and of parts, which take other times.
     hedge: Hedge,
+    parts_hedge: Hedge,
     /// The service does not know conditional requests.
     is_unconditional: AtomicBool,
+    /// It does not know requests for ranges.
+    has_no_ranges: AtomicBool,
     /// Listings are in the order of names.
     is_ordered: bool,
 }
@@ -198,7 +203,9 @@ impl Bucket {
             objects: Semaphore::new(CHANGES_MAX),
             requests: Counters::default(),
             hedge: Hedge::default(),
+            parts_hedge: Hedge::default(),
             is_unconditional: AtomicBool::new(false),
+            has_no_ranges: AtomicBool::new(false),
             is_ordered,
         })))
     }
@@ -215,7 +222,7 @@ impl Bucket {
         Requests {
             puts: get(&of.puts),
             gets: get(&of.gets),
-            hedges: self.0.hedge.seconds(),
+            hedges: self.0.hedge.seconds() + self.0.parts_hedge.seconds(),
             deletes: get(&of.deletes),
             lists: get(&of.lists),
             failures: get(&of.failures),
@@ -381,15 +388,56 @@ impl Bucket {
     async fn read_once(&self, path: &Path, bytes_max: u64) -> object_store::Result<Option<Bytes>> {
         self.0.requests.gets.fetch_add(1, Ordering::Relaxed);
         let found = self.0.store.get(path).await?;
-        let mut object = BytesMut::with_capacity(found.meta.size.min(bytes_max) as usize);
-        let mut parts = found.into_stream();
-        while let Some(part) = parts.try_next().await? {
-            if (object.len() + part.len()) as u64 > bytes_max {
-                return Ok(None);
-            }
-            object.extend_from_slice(&part);
+        let size = found.meta.size;
+        body(found, size, bytes_max).await
+    }
+
+    /// `None`: the object has no such bytes, or the service does not know ranges.
+    async fn read_range_once(&self, path: &Path, bytes: Range<u64>) -> object_store::Result<Option<Bytes>> {
+        self.0.requests.gets.fetch_add(1, Ordering::Relaxed);
+        let wanted = bytes.end - bytes.start;
+        let options = GetOptions::new().with_range(Some(bytes));
+        match self.0.store.get_opts(path, options).await {
+            Ok(found) => body(found, wanted, wanted).await,
+            Err(error) => match refused_range(&error) {
+                None => Err(error),
+                Some(is_for_ever) => {
+                    if is_for_ever && !self.0.has_no_ranges.swap(true, Ordering::Relaxed) {
+                        tracing::warn!(place = self.place(), %error, "the service has no ranges of objects");
+                    }
+                    Ok(None)
+                }
+            },
         }
-        Ok(Some(object.freeze()))
+    }
+
+    /// Whether parts of objects can be read, as far as is known.
+    pub(crate) fn has_ranges(&self) -> bool {
+        !self.0.has_no_ranges.load(Ordering::Relaxed)
+    }
+
+    /// Reads these bytes of an object. One that takes unusually long is read twice at once.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::Damaged`]: the object is shorter; errors of the service.
+    pub async fn get_range(&self, name: &str, bytes: Range<u64>) -> Result<Bytes> {
+        let path = Path::from(name);
+        let read = self.0.parts_hedge.read(|| self.read_range_once(&path, bytes.clone()));
+        let found = self.send(&self.0.reads, name, read).await?;
+        let found = found.filter(|found| found.len() as u64 == bytes.end - bytes.start);
+        let Some(found) = found else {
+            return Err(Error::Damaged(format!(
+                "{}/{name} has no bytes {} to {}",
+                self.place(),
+                bytes.start,
+                bytes.end
+            )));
+        };
+        self.0
+            .requests
+            .received_bytes
+            .fetch_add(found.len() as u64, Ordering::Relaxed);
+        Ok(found)
     }
 
     /// Deletes objects, some at a time. One that does not exist is as good as deleted.
@@ -479,6 +527,19 @@ impl Bucket {
     }
 }
 
+/// The bytes of an answer of about `expected` bytes. `None`: it has more than `bytes_max`.
+async fn body(found: GetResult, expected: u64, bytes_max: u64) -> object_store::Result<Option<Bytes>> {
+    let mut object = BytesMut::with_capacity(expected.min(bytes_max) as usize);
+    let mut parts = found.into_stream();
+    while let Some(part) = parts.try_next().await? {
+        if (object.len() + part.len()) as u64 > bytes_max {
+            return Ok(None);
+        }
+        object.extend_from_slice(&part);
+    }
+    Ok(Some(object.freeze()))
+}
+
 #[cfg(test)]
 mod tests {
     use object_store::memory::InMemory;
@@ -505,6 +566,15 @@ mod tests {
             assert_eq!(bucket.get_now("a/1", 3).unwrap(), b"one"[..]);
             assert!(matches!(bucket.get_now("a/2", 3), Err(Error::Damaged(_))));
             assert!(matches!(bucket.get_now("c", 3), Err(Error::NotFound(_))));
+            let part = |name: &'static str, bytes: Range<u64>| {
+                let own = bucket.clone();
+                bucket.start(async move { own.get_range(name, bytes).await }).wait()
+            };
+            assert_eq!(part("a/2", 1..3).unwrap(), b"wo"[..]);
+            for beyond in [2..5, 4..5, 7..8] {
+                assert!(matches!(part("a/2", beyond), Err(Error::Damaged(_))));
+            }
+            assert!(matches!(part("c", 0..3), Err(Error::NotFound(_))));
             let listed = |after, count| {
                 let names = bucket.list_now("a", after, count).unwrap();
                 names.into_iter().map(|one| (one.name, one.bytes)).collect::<Vec<_>>()

@@ -1,8 +1,9 @@
 //! Encryption of slices: the key of a pool's content, and bytes under it.
 //!
-//! Every sealed text has a key of its own, which HKDF-SHA-256 derives from a secret, 16 random bytes and a label; so
-//! AES-256-GCM needs no nonces, and no two texts share any. A sealed text is these 16 bytes, the encrypted bytes and a
-//! tag of 16 bytes.
+//! Every object has a key of its own, which HKDF-SHA-256 derives from a secret, 16 random bytes and a label. Its parts
+//! are sealed by AES-256-GCM, each with its number as the nonce, so that each can be opened alone. A sealed text is the
+//! 16 random bytes, the encrypted bytes and a tag of 16 bytes. Parts are authenticated one by one: should a restored
+//! database give an id again to content of the same length, parts of both objects pass.
 //!
 //! The content of a pool has one random secret. It is kept in the pool's own object, sealed under the secret of a key
 //! file: so the file can be replaced without touching the content.
@@ -22,7 +23,7 @@ const TAG_BYTES: usize = 16;
 /// How much longer a text is when it is sealed.
 pub(crate) const SEAL_BYTES: usize = SALT_BYTES + TAG_BYTES;
 /// Separate the keys of slices and of secrets.
-const OF_SLICES: &[u8] = b"ferrite slice 1";
+const OF_SLICES: &[u8] = b"ferrite slice 2";
 const OF_CONTENT: &[u8] = b"ferrite content key 1";
 
 /// The key of a pool's content.
@@ -42,12 +43,14 @@ fn key_of(secret: &Secret, salt: &[u8], label: &[u8]) -> Option<LessSafeKey> {
     Some(LessSafeKey::new(UnboundKey::from(key)))
 }
 
-/// The key is used once.
-fn nonce() -> Nonce {
-    Nonce::assume_unique_for_key([0; NONCE_LEN])
+/// A key seals one text for each number.
+fn nonce(number: u32) -> Nonce {
+    let mut bytes = [0; NONCE_LEN];
+    bytes[NONCE_LEN - 4..].copy_from_slice(&number.to_be_bytes());
+    Nonce::assume_unique_for_key(bytes)
 }
 
-/// Random bytes for one text. The same text may be sealed with them again, and is the same then; never another one.
+/// Random bytes for one object. The same parts may be sealed with them again, and are the same then; never other ones.
 #[derive(Clone, Copy)]
 pub(crate) struct SealSalt([u8; SALT_BYTES]);
 
@@ -59,21 +62,24 @@ impl SealSalt {
     }
 }
 
-fn seal(secret: &Secret, label: &[u8], salt: SealSalt, about: &[u8], text: &[u8]) -> Option<Vec<u8>> {
+fn seal(secret: &Secret, label: &[u8], salt: SealSalt, number: u32, about: &[u8], text: &[u8]) -> Option<Vec<u8>> {
     let mut sealed = Vec::with_capacity(text.len() + SEAL_BYTES);
     sealed.extend_from_slice(&salt.0);
     let key = key_of(secret, &sealed, label)?;
     sealed.extend_from_slice(text);
-    let tag = key.seal_in_place_separate_tag(nonce(), Aad::from(about), &mut sealed[SALT_BYTES..]);
+    let tag = key.seal_in_place_separate_tag(nonce(number), Aad::from(about), &mut sealed[SALT_BYTES..]);
     sealed.extend_from_slice(tag.ok()?.as_ref());
     Some(sealed)
 }
 
-fn open(secret: &Secret, label: &[u8], about: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
+fn open(secret: &Secret, label: &[u8], number: u32, about: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
     let (salt, text) = sealed.split_at_checked(SALT_BYTES)?;
     let mut text = text.to_vec();
     let key = key_of(secret, salt, label)?;
-    let len = key.open_in_place(nonce(), Aad::from(about), &mut text).ok()?.len();
+    let len = key
+        .open_in_place(nonce(number), Aad::from(about), &mut text)
+        .ok()?
+        .len();
     text.truncate(len);
     Some(text)
 }
@@ -95,25 +101,25 @@ impl ContentKey {
     /// [`Error::Failed`]: the system has no random numbers.
     pub fn wrap(&self, under: &Secret, pool: &[u8; 16]) -> Result<Vec<u8>> {
         let salt = SealSalt::random();
-        let sealed = salt.and_then(|salt| seal(under, OF_CONTENT, salt, pool, self.0.bytes()));
+        let sealed = salt.and_then(|salt| seal(under, OF_CONTENT, salt, 0, pool, self.0.bytes()));
         sealed.ok_or_else(|| Error::Failed("the content's key cannot be encrypted".into()))
     }
 
     /// The key that [`Self::wrap`] has sealed. `None`: under another secret, or for another pool.
     pub fn unwrap(wrapped: &[u8], under: &Secret, pool: &[u8; 16]) -> Option<ContentKey> {
-        let bytes = Zeroizing::new(open(under, OF_CONTENT, pool, wrapped)?);
+        let bytes = Zeroizing::new(open(under, OF_CONTENT, 0, pool, wrapped)?);
         let bytes: &[u8; SECRET_BYTES] = bytes.as_slice().try_into().ok()?;
         Some(ContentKey(Secret::of(bytes)))
     }
 
-    /// Bytes, sealed. They can be opened only with the same `about`.
-    pub(crate) fn seal(&self, salt: SealSalt, about: &[u8], text: &[u8]) -> Option<Vec<u8>> {
-        seal(&self.0, OF_SLICES, salt, about, text)
+    /// The part `number` of an object, sealed. It can be opened only with the same number and `about`.
+    pub(crate) fn seal(&self, salt: SealSalt, number: u32, about: &[u8], text: &[u8]) -> Option<Vec<u8>> {
+        seal(&self.0, OF_SLICES, salt, number, about, text)
     }
 
     /// The bytes that [`Self::seal`] was given. `None`: they have changed since.
-    pub(crate) fn open(&self, about: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
-        open(&self.0, OF_SLICES, about, sealed)
+    pub(crate) fn open(&self, number: u32, about: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
+        open(&self.0, OF_SLICES, number, about, sealed)
     }
 }
 

@@ -11,9 +11,10 @@
 //! Invariant: a file is counted, is being written, or is about to be removed.
 
 use std::fs;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::ops::Range;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -168,8 +169,21 @@ impl DiskCache {
 
     /// The object of a slice, not verified, if it is here. Blocks for the disk.
     pub(crate) fn get(&self, id: SliceId, bytes_max: u64) -> Option<Bytes> {
+        self.get_by(id, |file| read(file, bytes_max))
+    }
+
+    /// These bytes of the object, in the same way.
+    pub(crate) fn get_range(&self, id: SliceId, bytes: Range<u64>) -> Option<Bytes> {
+        self.get_by(id, |file| {
+            let mut found = vec![0; (bytes.end - bytes.start) as usize];
+            open(file)?.read_exact_at(&mut found, bytes.start)?;
+            Ok(found.into())
+        })
+    }
+
+    fn get_by(&self, id: SliceId, read: impl FnOnce(&Path) -> io::Result<Bytes>) -> Option<Bytes> {
         self.0.files.get(&id)?;
-        match read(&file_of(&self.0.dir, id), bytes_max) {
+        match read(&file_of(&self.0.dir, id)) {
             Ok(object) => {
                 self.0.hits.fetch_add(1, Ordering::Relaxed);
                 Some(object)
@@ -274,17 +288,24 @@ fn write(unfinished: &PathBuf, object: &[u8], file: &Path) -> io::Result<()> {
 }
 
 fn read(file: &Path, bytes_max: u64) -> io::Result<Bytes> {
-    let mut options = OpenOptions::new();
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let file = options.read(true).custom_flags(flags.bits() as i32).open(file)?;
-    let found = file.metadata()?;
-    let bytes = found.len();
-    if !found.is_file() || bytes > bytes_max {
+    let file = open(file)?;
+    let bytes = file.metadata()?.len();
+    if bytes > bytes_max {
         return Err(io::Error::other("it cannot be that of its slice"));
     }
     let mut object = Vec::with_capacity(bytes as usize);
     file.take(bytes_max).read_to_end(&mut object)?;
     Ok(object.into())
+}
+
+fn open(file: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = options.read(true).custom_flags(flags.bits() as i32).open(file)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it is not a file")),
+    }
 }
 
 #[cfg(test)]

@@ -96,6 +96,43 @@ pub(crate) fn of_store(place: &str, what: &str, error: &object_store::Error) -> 
     }
 }
 
+/// Whether a request for a range failed because the object has no such range, or (`Some(true)`) because the service
+/// answers with something else.
+pub(crate) fn refused_range(error: &object_store::Error) -> Option<bool> {
+    let is_known = matches!(
+        error,
+        object_store::Error::NotFound { .. }
+            | object_store::Error::Unauthenticated { .. }
+            | object_store::Error::PermissionDenied { .. }
+    );
+    if is_known {
+        return None;
+    }
+    // In the words of S3, of directories, and of memory.
+    let too_short = [
+        "InvalidRange",
+        "Range Not Satisfiable",
+        "Out of range",
+        "range was invalid",
+        "Wanted range",
+    ];
+    // In the words of the client.
+    let other_answer = [
+        "non-partial response",
+        "Content-Range",
+        "CONTENT_RANGE",
+        "NotImplemented",
+        ", got ",
+    ];
+    let text = chain(error);
+    let has = |words: &[&str]| words.iter().any(|words| text.contains(words));
+    match (has(&too_short), has(&other_answer)) {
+        (true, _) => Some(false),
+        (false, true) => Some(true),
+        (false, false) => None,
+    }
+}
+
 /// An error with its causes, those that say something new, in one line.
 fn chain(error: &object_store::Error) -> String {
     let mut text = error.to_string();

@@ -12,9 +12,11 @@
 //! | `cipher` | `ContentKey`, and what is encrypted with it |
 //! | `objects` | `SliceObjects`: slices that are stored and read |
 //! | `slice_map` | `SliceMap`: which bytes of a file lie in which slices; its encoded parts, one for each chunk |
-//! | `cache` | `SliceCache`: slices that were read or written lately, each fetched once |
+//! | `cache` | `SliceCache`: slices that were read or written lately, and parts of slices, each fetched once |
 //! | `disk_cache` | `DiskCache`: objects in a directory of this machine |
-//! | `arrivals` | slices that have arrived, until they were read to their end; how far readers are served ahead |
+//! | `arrivals` | pieces that have arrived, until they were read to their end; `Readahead`: how readers in order are served |
+//! | `piece` | `Found`: a slice, or parts of it; the names of both in caches |
+//! | `flights` | parts that are on their way |
 //! | `error` | `Error`, which names the place, the cause and the mend |
 //!
 //! **Slices never change.** A slice has up to [`BLOCK_BYTES`] of one file's block; its id is used once, so an object is
@@ -37,12 +39,15 @@ mod connect;
 mod credentials;
 mod disk_cache;
 mod error;
+mod flights;
 mod hedge;
 mod objects;
+mod piece;
 mod slice;
 mod slice_map;
 
 pub use address::Address;
+pub use arrivals::Readahead;
 pub use bucket::{Bucket, Listed, REQUEST_MAX, Requests, Started};
 pub use cache::SliceCache;
 pub use cipher::ContentKey;
@@ -51,5 +56,6 @@ pub use connect::ConnectOptions;
 pub use disk_cache::{DISK_CACHE_BYTES_MIN, DiskCache};
 pub use error::{Error, Result};
 pub use objects::SliceObjects;
+pub use piece::Found;
 pub use slice::{BLOCK_BYTES, SliceId};
 pub use slice_map::{BlockUse, CHUNK_BYTES, Extent, SliceMap, Unnamed};

@@ -1,6 +1,6 @@
 //! The objects of a pool's slices: their names, and slices that are stored and read.
 
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -104,23 +104,59 @@ impl SliceObjects {
         self.fetch_object(id, slice_len).await.map(|(_, slice)| slice)
     }
 
+    /// Whether parts of a slice can be read alone. With a disk, one that is not there is read whole, and kept there.
+    pub(crate) fn has_parts(&self, id: SliceId) -> bool {
+        let is_near = self.disk.as_ref().is_none_or(|disk| disk.contains(id));
+        is_near && !self.codec.compresses && self.bucket.has_ranges()
+    }
+
+    /// Reads some parts of a slice of this length, and verifies them. `None`: they have to be read with all of it,
+    /// which may have another form, or be damaged.
+    pub(crate) async fn fetch_parts(
+        &self,
+        id: SliceId,
+        slice_len: u32,
+        parts: &Range<u32>,
+    ) -> Result<Option<Vec<Bytes>>> {
+        let range = self.codec.range_of(slice_len, parts);
+        let decode = |stored: Bytes| self.codec.decode_parts(id, slice_len, parts, &stored).ok();
+        if let Some(disk) = &self.disk {
+            return Ok(tokio::task::block_in_place(|| {
+                disk.get_range(id, range).and_then(decode)
+            }));
+        }
+        match self.bucket.get_range(&self.name(id), range).await {
+            Ok(stored) => Ok(tokio::task::block_in_place(|| decode(stored))),
+            Err(Error::NotFound(_)) => Err(self.missing(id)),
+            Err(Error::Damaged(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn at(&self, id: SliceId, what: &str) -> Error {
+        Error::Damaged(format!("{}/{}: {what}", self.bucket.place(), self.name(id)))
+    }
+
+    fn missing(&self, id: SliceId) -> Error {
+        self.at(id, "the slice is missing")
+    }
+
     async fn fetch_object(&self, id: SliceId, slice_len: u32) -> Result<(Bytes, Bytes)> {
-        let name = self.name(id);
-        let at = |what: &str| Error::Damaged(format!("{}/{name}: {what}", self.bucket.place()));
-        let object = match self.bucket.get(&name, *self.object_bytes(slice_len).end()).await {
+        let most = *self.object_bytes(slice_len).end();
+        let object = match self.bucket.get(&self.name(id), most).await {
             Ok(object) => object,
-            Err(Error::NotFound(_)) => return Err(at("the slice is missing")),
+            Err(Error::NotFound(_)) => return Err(self.missing(id)),
             Err(error) => return Err(error),
         };
         let decoded = tokio::task::block_in_place(|| self.codec.decode(id, &object));
         let slice = match decoded {
             Ok(slice) => slice,
-            Err(Error::Damaged(what)) => return Err(at(&what)),
+            Err(Error::Damaged(what)) => return Err(self.at(id, &what)),
             Err(error) => return Err(error),
         };
         match slice.len() as u64 == u64::from(slice_len) {
             true => Ok((object, slice)),
-            false => Err(at("the slice has another length than its file's map says")),
+            false => Err(self.at(id, "the slice has another length than its file's map says")),
         }
     }
 }

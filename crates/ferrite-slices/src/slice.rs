@@ -5,6 +5,9 @@ use std::fmt;
 /// The length of a block of a file: slices are not longer, and do not cross its borders.
 pub const BLOCK_BYTES: u64 = 4 << 20;
 
+/// The length of the parts of a slice that can be read alone.
+pub(crate) const PART_BYTES: u32 = 64 << 10;
+
 /// The id of a slice: the epoch of the owner that made it, and a number that this owner used once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SliceId {

@@ -4,12 +4,12 @@
 //! Invariants: it holds the store only while it works, so that an engine that was dropped takes all with it. A block is
 //! written anew from the bytes that its slices have, and only if nothing has changed in it meanwhile.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_checks::ranked::Mutex;
 use ferrite_slices::{BLOCK_BYTES, Extent};
@@ -17,7 +17,7 @@ use ferrite_slices::{BLOCK_BYTES, Extent};
 use super::blob::SharedBlob;
 use super::buffer::Buffer;
 use super::calls::{Calls, Queue};
-use super::reading::part_of;
+use super::reading::{copy_of, hulls_of, within};
 use super::store::{Store, of_bucket};
 use super::{handles, lock_order, logged, rejoin};
 use crate::content_store::{Error, Result};
@@ -150,26 +150,32 @@ fn rewrite_blocks(calls: &Calls, store: &Store) {
 }
 
 impl SharedBlob {
+    /// The bytes of an extent whose slice is stored, of which `hull` is wanted.
+    fn fetch(&self, extent: &Extent, hull: &Range<u32>) -> Result<Vec<u8>> {
+        let cache = &self.store.cache;
+        let found = match cache.find(extent.slice, within(extent)) {
+            Some(found) => found,
+            None => {
+                let started = cache.start(extent.slice, extent.slice_len, hull, None);
+                started.wait_for(FETCH_MAX).map_err(of_bucket)?
+            }
+        };
+        copy_of(&found, extent)
+    }
+
     /// Has the bytes of a block be written again, as one slice. Returns whether they are.
     fn rewrite(self: &Arc<Self>, block: u64) -> Result<bool> {
         let within = block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES;
         let pieces: Vec<(u64, Extent)> = self.state.lock().map.pieces(within.clone()).collect();
-        let mut fetched: Vec<(Bytes, Extent)> = Vec::with_capacity(pieces.len());
+        let hulls = hulls_of(pieces.iter().map(|(_, extent)| extent));
+        let mut fetched: Vec<Vec<u8>> = Vec::with_capacity(pieces.len());
         for (_, extent) in &pieces {
             let uploading = self.state.lock().uploads.contains_key(&extent.slice);
             if uploading {
                 return Ok(false);
             }
-            let slice = match self.store.cache.get(extent.slice) {
-                Some(slice) => slice,
-                None => self
-                    .store
-                    .cache
-                    .start(extent.slice, extent.slice_len)
-                    .wait_for(FETCH_MAX)
-                    .map_err(of_bucket)?,
-            };
-            fetched.push((slice, *extent));
+            let hull = hulls.get(&extent.slice).cloned().unwrap_or(0..extent.slice_len);
+            fetched.push(self.fetch(extent, &hull)?);
         }
         let Some(_changing) = self.changing.try_lock_for(TURN) else {
             return Ok(false);
@@ -180,8 +186,8 @@ impl SharedBlob {
             return Ok(false);
         }
         let mut buffer = Buffer::new();
-        for ((start, _), (slice, extent)) in pieces.iter().zip(&fetched) {
-            buffer.write((start - block * BLOCK_BYTES) as usize, part_of(slice, extent)?);
+        for ((start, _), bytes) in pieces.iter().zip(&fetched) {
+            buffer.write((start - block * BLOCK_BYTES) as usize, bytes);
         }
         let more = buffer.memory();
         state.buffers.insert(block, buffer);
