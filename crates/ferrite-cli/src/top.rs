@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use ferrite::MountOptions;
 use ferrite::volume::Address;
 use ferrite_client::volume::RemoteVolume;
-use ferrite_proto::{Activity, Counted, OperationActivity, Request, SHORTEST_LOG2, TenureActivity};
+use ferrite_proto::{Activity, BacklogActivity, Counted, OperationActivity, Request, SHORTEST_LOG2, TenureActivity};
 
 use super::printable::printable;
 use super::target::address;
-use super::{Failure, Outcome, USAGE, opening, output, say_json};
+use super::{Failure, Outcome, USAGE, opening, output, say_json, size};
 
 /// Show the activity of a server: requests, clients and latencies
 #[derive(Debug, clap::Args)]
@@ -90,6 +90,48 @@ struct Sample {
     /// The server's ownership of a volume that servers hand to each other.
     #[serde(skip_serializing_if = "Option::is_none")]
     tenure: Option<Tenure>,
+    /// Changes that have not reached the place where content stays, if that is elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backlog: Option<Backlog>,
+}
+
+/// Changes on their way to a bucket.
+#[derive(serde::Serialize)]
+struct Backlog {
+    bytes: u64,
+    oldest_ms: u64,
+    failing: bool,
+    log_passed: bool,
+}
+
+impl Backlog {
+    fn of(backlog: &BacklogActivity) -> Backlog {
+        Backlog {
+            bytes: backlog.bytes,
+            oldest_ms: backlog.oldest_ms,
+            failing: backlog.is_failing,
+            log_passed: backlog.is_log_passed,
+        }
+    }
+
+    /// A line of the table.
+    fn line(&self) -> String {
+        let mut line = match self.bytes {
+            0 => "bucket: has everything".to_owned(),
+            bytes => format!(
+                "bucket: {} not there yet, the oldest for {:.1} s",
+                size::human(bytes),
+                self.oldest_ms as f64 / 1e3
+            ),
+        };
+        if self.failing {
+            line.push_str("; it refuses content, or does not answer");
+        }
+        if self.log_passed {
+            line.push_str("; fsync waits for it, since the log or its mirror is away");
+        }
+        line
+    }
 }
 
 /// The work of a volume's owner since it took the volume.
@@ -200,6 +242,7 @@ fn sample(activity: &Activity) -> Sample {
             })
             .collect(),
         tenure: activity.tenure.as_ref().map(Tenure::of),
+        backlog: activity.backlog.as_ref().map(Backlog::of),
     }
 }
 
@@ -261,11 +304,9 @@ fn since(before: &Activity, now: &Activity) -> Activity {
     between
 }
 
-/// A sample as a table; `seconds` is the time that the numbers cover.
-fn table(export: &str, now: &Activity, part: &Activity, seconds: f64) -> String {
+/// The lines above the table.
+fn head(export: &str, now: &Activity, part: &Activity) -> String {
     let mut text = String::new();
-    let rate = |count: u64| count as f64 / seconds.max(0.001);
-    let mib = |bytes: u64| rate(bytes) / f64::from(1 << 20);
     let _ = writeln!(
         text,
         "{export}: up {:.0} s, {} sessions ({} begun, {} back after a restart, {} expired){}",
@@ -279,6 +320,17 @@ fn table(export: &str, now: &Activity, part: &Activity, seconds: f64) -> String 
     if let Some(tenure) = &part.tenure {
         let _ = writeln!(text, "{}", Tenure::of(tenure).line());
     }
+    if let Some(backlog) = &now.backlog {
+        let _ = writeln!(text, "{}", Backlog::of(backlog).line());
+    }
+    text
+}
+
+/// A sample as a table; `seconds` is the time that the numbers cover.
+fn table(export: &str, now: &Activity, part: &Activity, seconds: f64) -> String {
+    let mut text = head(export, now, part);
+    let rate = |count: u64| count as f64 / seconds.max(0.001);
+    let mib = |bytes: u64| rate(bytes) / f64::from(1 << 20);
     let _ = writeln!(
         text,
         "\n{:<16} {:>10} {:>8} {:>10} {:>10} {:>9} {:>9} {:>9}",

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::common::server::Server;
 use crate::common::{fails, ferrite, has_fuse, ok, programs, sh, umount};
 use ferrite_test_clusters::{Postgres, PostgresOptions, S3, S3Fault, S3Request, or_skip};
 use serde_json::Value;
@@ -466,6 +467,30 @@ fn what_a_log_has_needs_no_bucket() {
     pool.describe("pool.toml", "s3://bucket/pools/one", "keep_s = 0\n");
     let text = ok(ferrite().args(["cat", &format!("{}:/staged", pool.address())]));
     assert_eq!(text.lines().last(), Some("200000"));
+}
+
+/// Protects users of a server who do not know what is behind it: they see what `fsync` waits for, and how much the
+/// bucket lacks.
+#[test]
+fn clients_see_what_the_bucket_lacks() {
+    let pool = Pool::new();
+    pool.describe("pool.toml", "s3://bucket/pools/one", TIER);
+    ok(&mut pool.mkfs("pool.toml", &["--force"]));
+    let mut server = Server::serving(&pool.address(), &["--no-root-squash"]);
+    let top = |words: &[&str]| ok(ferrite().args(["top", "--once"]).args(words).arg(&server.address));
+    assert!(top(&[]).contains("bucket: has everything"), "{}", top(&[]));
+    let info = ok(ferrite().args(["info", &server.address]));
+    assert!(
+        info.contains("fsync waits for a log, which is lost with its device"),
+        "{info}"
+    );
+    let content = pool.path("content");
+    std::fs::write(&content, vec![7; 3_000_000]).unwrap();
+    ok(ferrite().arg("cp").arg(&content).arg(server.at("/f")));
+    let json: Value = serde_json::from_str(&top(&["--json"])).unwrap();
+    assert_eq!(json["backlog"]["failing"], Value::Bool(false), "{json}");
+    server.stop();
+    assert!(!pool.objects().is_empty(), "an end publishes everything");
 }
 
 /// Protects writers while the bucket is away: the log takes many times what memory has room for, and a killed daemon's

@@ -348,6 +348,7 @@ fn limits(link: &Link) -> Limits {
     );
     limits.whole_write_bytes = promises.whole_write_bytes.min(message_bytes);
     limits.durable_operations = promises.durable_operations;
+    limits.sync_mode = promises.sync_mode;
     limits.may_block = true;
     limits.submits = true;
     limits.validity = VALIDITY;

@@ -13,7 +13,7 @@ use ferrite_transport::secure::{Encrypt, Key};
 use ferrite_vfs::volume::{
     DumpedPiece, InfoLine, Progress, ScrubReport, Volume, VolumeError, VolumeErrorKind, VolumeInfo, human_bytes,
 };
-use ferrite_vfs::{Durability, FileSystem, FsError, Ino, SYSTEM, Waits};
+use ferrite_vfs::{Durability, FileSystem, FsError, Ino, SYSTEM, SyncMode, Waits};
 use parking_lot::Mutex;
 use thiserror::Error;
 
@@ -276,6 +276,12 @@ impl Volume for RemoteVolume {
             Durability::Process => "completed operations survive the death of the server, not a loss of power",
             Durability::Power => "completed operations survive a loss of power",
         };
+        let synced = match limits.sync_mode {
+            SyncMode::Through => "",
+            SyncMode::Mirror => "; fsync waits for logs on two devices, or for the bucket",
+            SyncMode::Back => "; fsync waits for a log, which is lost with its device",
+        };
+        let durability = &format!("{durability}{synced}");
         let line = |name: &str, value: String| InfoLine {
             name: name.to_owned(),
             value,

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{
-    Attr, BadArgument, Ctx, DirEntry, FLAGS_XATTR, FileKind, FileSystem, FsError, Ino, InodeFlags, Limits, NewFile,
-    NewNode, OpenFile, OpenMode, Opened, Outcome, PATH_MAX, QUOTA_XATTR, RenameMode, Result, SNAPSHOTS_NAME, SetAttr,
-    StatFs, XattrMode,
+    Attr, Backlog, BadArgument, Ctx, DirEntry, FLAGS_XATTR, FileKind, FileSystem, FsError, Ino, InodeFlags, Limits,
+    NewFile, NewNode, OpenFile, OpenMode, Opened, Outcome, PATH_MAX, QUOTA_XATTR, RenameMode, Result, SNAPSHOTS_NAME,
+    SetAttr, StatFs, XattrMode,
 };
 
 use crate::FILE_BYTES_MAX;
@@ -134,6 +134,7 @@ impl FileSystem for NvmeFs {
         let of_content = self.0.content_limits;
         let mut limits = Limits::local(of_content.atomic_write_bytes, FILE_BYTES_MAX, of_content.durability);
         limits.durable_operations = of_content.is_durable_at_once;
+        limits.sync_mode = of_content.sync_mode;
         limits.may_block = true;
         // Workers for submitted transfers are few, and a store elsewhere may keep them waiting for minutes.
         limits.submits = of_content.is_durable_at_once;
@@ -141,6 +142,10 @@ impl FileSystem for NvmeFs {
         limits.dedup_slots = DEDUP_SLOTS;
         limits.validity = Duration::MAX;
         limits
+    }
+
+    fn backlog(&self) -> Option<Backlog> {
+        self.0.content.backlog()
     }
 
     fn know_buffers(&self, pool: &ferrite_vfs::buffers::Pool) {

@@ -28,6 +28,8 @@ pub struct Activity {
     pub clients: Vec<ClientActivity>,
     /// The server's ownership of the volume, if servers hand the volume to each other.
     pub tenure: Option<TenureActivity>,
+    /// Changes of the export's volume that have not reached the place where content stays, if that is elsewhere.
+    pub backlog: Option<BacklogActivity>,
 }
 
 fields!(Activity {
@@ -39,7 +41,28 @@ fields!(Activity {
     is_in_grace,
     operations,
     clients,
-    tenure
+    tenure,
+    backlog
+});
+
+/// Changes on their way, as [`ferrite_vfs::Backlog`] has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BacklogActivity {
+    /// Their bytes.
+    pub bytes: u64,
+    /// The age of the oldest one.
+    pub oldest_ms: u64,
+    /// The place that they are for refuses them, or does not answer.
+    pub is_failing: bool,
+    /// There is a log, and it gets no changes.
+    pub is_log_passed: bool,
+}
+
+fields!(BacklogActivity {
+    bytes,
+    oldest_ms,
+    is_failing,
+    is_log_passed
 });
 
 /// The work of a volume's owner since it took the volume.

@@ -1,6 +1,6 @@
 //! The heads of messages, and the replies to requests.
 
-use ferrite_vfs::{Attr, BadArgument, DedupToken, Durability, FileKind, FsError, Ino, posix};
+use ferrite_vfs::{Attr, BadArgument, DedupToken, Durability, FileKind, FsError, Ino, SyncMode, posix};
 
 use super::codec::{Encode, Malformed, Reader, Wire};
 use crate::fields;
@@ -68,6 +68,8 @@ pub struct Promises {
     pub durable_operations: bool,
     /// Changes can be made to happen once: there are slots for tokens.
     pub has_slots: bool,
+    /// The places that `sync` waits for.
+    pub sync_mode: SyncMode,
 }
 
 fields!(Promises {
@@ -76,7 +78,8 @@ fields!(Promises {
     file_bytes_max,
     durability,
     durable_operations,
-    has_slots
+    has_slots,
+    sync_mode
 });
 
 /// The reply to [`ImmediateRequest::Hello`](super::ImmediateRequest::Hello).

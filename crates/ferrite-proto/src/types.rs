@@ -3,7 +3,7 @@
 use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, LockRequest, RecordLock, Unlock};
 use ferrite_vfs::{
     Attr, Corruption, Durability, ErrorCode, FallocateMode, FileBytes, FileKind, FsError, NewFile, NewNode, OpenFlags,
-    OpenMode, Position, RenameMode, SetAttr, SetTime, StatFs, Timestamp, WriteMode, XattrMode,
+    OpenMode, Position, RenameMode, SetAttr, SetTime, StatFs, SyncMode, Timestamp, WriteMode, XattrMode,
 };
 
 use super::codec::{Encode, Malformed, Reader, Wire, values};
@@ -34,6 +34,11 @@ values!(Durability {
     0 = Durability::None,
     1 = Durability::Process,
     2 = Durability::Power,
+});
+values!(SyncMode {
+    0 = SyncMode::Through,
+    1 = SyncMode::Mirror,
+    2 = SyncMode::Back,
 });
 values!(LockKind {
     1 = LockKind::Shared,

@@ -200,6 +200,7 @@ impl Inner {
                 durability: limits.durability,
                 durable_operations: limits.durable_operations,
                 has_slots: export.store.state.has_slots(),
+                sync_mode: limits.sync_mode,
             },
         };
         Ok((session, welcome))

@@ -9,7 +9,10 @@ use super::meter::Metrics;
 use super::session::Session;
 use super::verbs::Verbs;
 use super::{Inner, Server};
-use ferrite_proto::{Activity, BoundFileInfo, ClientActivity, Counted, LATENCY_CLASSES, OPCODES_MAX, TenureActivity};
+use ferrite_proto::{
+    Activity, BacklogActivity, BoundFileInfo, ClientActivity, Counted, LATENCY_CLASSES, OPCODES_MAX, TenureActivity,
+};
+use ferrite_vfs::Backlog;
 use ferrite_vfs::volume::TenureReport;
 
 /// Most clients in a report to a client.
@@ -42,6 +45,15 @@ fn tenure_of(report: &TenureReport) -> TenureActivity {
         commits: report.commits,
         commit_us: number(report.commit_time.as_micros()),
         commit_us_max: number(report.commit_time_max.as_micros()),
+    }
+}
+
+fn backlog_of(backlog: &Backlog) -> BacklogActivity {
+    BacklogActivity {
+        bytes: backlog.bytes,
+        oldest_ms: u64::try_from(backlog.oldest.as_millis()).unwrap_or(u64::MAX),
+        is_failing: backlog.is_failing,
+        is_log_passed: backlog.is_log_passed,
     }
 }
 
@@ -92,6 +104,7 @@ impl Inner {
             operations,
             clients,
             tenure: self.ownership.as_ref().map(|ownership| tenure_of(&ownership.report())),
+            backlog: export.store.fs.backlog().as_ref().map(backlog_of),
         }
     }
 

@@ -446,6 +446,30 @@ pub enum Durability {
     Power,
 }
 
+/// The places that a change has reached when `sync` or `fsync` returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SyncMode {
+    /// Those where it stays.
+    Through,
+    /// A log on this machine and its copy on another one, or those where it stays.
+    Mirror,
+    /// A log on a device of this machine, which may be lost with it.
+    Back,
+}
+
+/// Changes that have not reached the place where content stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Backlog {
+    /// Their bytes.
+    pub bytes: u64,
+    /// The age of the oldest one.
+    pub oldest: Duration,
+    /// That place refuses them, or does not answer.
+    pub is_failing: bool,
+    /// There is a log, and it gets no changes: `fsync` waits for that place.
+    pub is_log_passed: bool,
+}
+
 /// The guarantees of an engine, as [`crate::FileSystem::limits`] returns them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -461,6 +485,8 @@ pub struct Limits {
     pub durability: Durability,
     /// That holds for every single call; else only after `sync` or `fsync`.
     pub durable_operations: bool,
+    /// The places that `sync` and `fsync` wait for.
+    pub sync_mode: SyncMode,
     /// Calls may wait for a device or a network, so they should not run on a thread that serves others.
     pub may_block: bool,
     /// Submitted requests ([`crate::OpenFile::submit_read`]) continue after the call has returned; no thread waits for
@@ -482,6 +508,7 @@ impl Limits {
             file_bytes_max,
             durability,
             durable_operations: true,
+            sync_mode: SyncMode::Through,
             may_block: false,
             submits: false,
             dedup_slots: 0,

@@ -38,12 +38,18 @@ impl Server {
     }
 
     fn listening(size: &str, listen: &str, words: &[&str]) -> Server {
-        let base = tempfile::Builder::new()
-            .prefix("ferrite-test-")
-            .tempdir_in("/dev/shm")
-            .unwrap();
+        let base = directory();
         let pool = base.path().join("pool");
         mkfs(&pool, &["--size", size]);
+        Server::of(base, pool, listen, words)
+    }
+
+    /// Serves a pool that exists.
+    pub(crate) fn serving(pool: &str, words: &[&str]) -> Server {
+        Server::of(directory(), pool.into(), "tcp://127.0.0.1:0", words)
+    }
+
+    fn of(base: TempDir, pool: PathBuf, listen: &str, words: &[&str]) -> Server {
         let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
         let (process, said, address) = start(&pool, listen, &words);
         Server {
@@ -97,6 +103,11 @@ impl Drop for Server {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+fn directory() -> TempDir {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("ferrite-test-").tempdir_in("/dev/shm").unwrap()
 }
 
 fn start(pool: &Path, listen: &str, words: &[String]) -> (Child, BufReader<ChildStdout>, String) {

@@ -11,7 +11,7 @@ mod tables;
 use std::time::{Duration, Instant};
 
 use ferrite_proto::{Node, Promises, ResumeToken, SessionState, Welcome};
-use ferrite_vfs::{DedupToken, Durability, FsError, ROOT_INO, SessionsOf};
+use ferrite_vfs::{DedupToken, Durability, FsError, ROOT_INO, SessionsOf, SyncMode};
 
 use super::*;
 
@@ -45,6 +45,7 @@ fn welcome(session: u64, state: SessionState, lease_ms: u32) -> Welcome {
             durability: Durability::None,
             durable_operations: false,
             has_slots: true,
+            sync_mode: SyncMode::Through,
         },
     }
 }

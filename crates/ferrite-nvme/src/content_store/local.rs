@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use ferrite_blob::{BlobId, BlobStore};
-use ferrite_vfs::Durability;
 use ferrite_vfs::buffers::Pool;
+use ferrite_vfs::{Durability, SyncMode};
 
 use super::{Blob, BlobName, ContentStore, DataDamage, Error, Guard, Limits, Place, Result, Space, Survey, UniqueIds};
 
@@ -92,6 +92,7 @@ impl ContentStore for LocalContent {
             block_bytes: ferrite_blob::CLUSTER_BYTES,
             durability: Durability::Power,
             is_durable_at_once: true,
+            sync_mode: SyncMode::Through,
             overwrites_in_place: true,
             has_reservations: true,
             has_unique_ids: false,

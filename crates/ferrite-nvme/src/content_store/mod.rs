@@ -44,8 +44,8 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use ferrite_vfs::Durability;
 use ferrite_vfs::buffers::Pool;
+use ferrite_vfs::{Backlog, Durability, SyncMode};
 
 pub use error::{Error, Result};
 pub use ferrite_blob::DataDamage;
@@ -70,6 +70,8 @@ pub struct Limits {
     pub durability: Durability,
     /// Changes are durable when their call returns; otherwise, when a later [`Blob::sync`] returns.
     pub is_durable_at_once: bool,
+    /// The places that [`Blob::sync`] waits for.
+    pub sync_mode: SyncMode,
     /// Content can be overwritten in place while others read the blob ([`Blob::overwrite_at`]).
     pub overwrites_in_place: bool,
     /// Reserving space costs less than writing it; otherwise the engine reserves none that no caller asks for.
@@ -137,6 +139,11 @@ pub trait ContentStore: Send + Sync {
     /// Whether a blob may be [`Blob::is_staged_elsewhere`]. Does not block.
     fn may_be_staged_elsewhere(&self) -> bool {
         false
+    }
+
+    /// Changes that have not reached the place where content stays, if that is elsewhere. Does not block for long.
+    fn backlog(&self) -> Option<Backlog> {
+        None
     }
 
     /// How many data stores there are, present or not. Does not change.

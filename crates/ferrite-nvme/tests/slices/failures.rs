@@ -321,3 +321,17 @@ fn removed_files_give_their_memory_back() {
     }
     pool.check_bucket();
 }
+
+/// Protects users of a server: they see how much the bucket lacks, and that it has everything in the end.
+#[test]
+fn the_backlog_is_what_the_bucket_lacks() {
+    let pool = InS3::new(quick());
+    let bytes = || pool.engine().backlog().unwrap().bytes;
+    assert_eq!(bytes(), 0);
+    pool.bucket.plan(|_| Fate::Lost);
+    put(pool.engine(), "f", 0, &[7; 100_000]).unwrap();
+    assert!(bytes() >= 100_000, "{}", bytes());
+    pool.bucket.mend();
+    pool.engine().sync(SYSTEM).unwrap();
+    assert_eq!(bytes(), 0);
+}

@@ -10,9 +10,9 @@ use ferrite_buffers::borrowed::Borrowed;
 use ferrite_buffers::{Buffer, Pool};
 
 use crate::{
-    Attr, CacheLeases, CloneRange, Ctx, DirEntry, FallocateMode, FsError, Ino, Limits, NewFile, NewNode, OpenFileId,
-    OpenFlags, OpenMode, Opened, Position, RenameMode, Result, SetAttr, Start, StatFs, Unsupported, WriteMode, Written,
-    XattrMode,
+    Attr, Backlog, CacheLeases, CloneRange, Ctx, DirEntry, FallocateMode, FsError, Ino, Limits, NewFile, NewNode,
+    OpenFileId, OpenFlags, OpenMode, Opened, Position, RenameMode, Result, SetAttr, Start, StatFs, Unsupported,
+    WriteMode, Written, XattrMode,
 };
 
 /// Completion of [`OpenFile::submit_read`]: called exactly once.
@@ -32,6 +32,11 @@ pub type WriteDone = Box<dyn FnOnce(Buffer, Result<Written>) + Send>;
 pub trait FileSystem: Send + Sync {
     /// The engine's guarantees. They never change.
     fn limits(&self) -> Limits;
+
+    /// Changes that have not reached the place where content stays, if that is elsewhere. Does not block for long.
+    fn backlog(&self) -> Option<Backlog> {
+        None
+    }
 
     /// Announces a pool whose buffers will be submitted. Engines with devices may register its memory, and keep it
     /// registered for as long as they live; this only makes transfers cheaper.

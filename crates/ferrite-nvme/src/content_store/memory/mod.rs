@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ferrite_vfs::Durability;
+use ferrite_vfs::{Durability, SyncMode};
 
 use self::server::{Change, Object, State, Step};
 pub use self::server::{Effect, Kind, MemoryServer, Operation};
@@ -90,6 +90,7 @@ impl ContentStore for MemoryContent {
             block_bytes: self.0.server.chunk_bytes(),
             durability: Durability::None,
             is_durable_at_once: !self.0.server.needs_sync(),
+            sync_mode: SyncMode::Through,
             overwrites_in_place: true,
             has_reservations: true,
             has_unique_ids: true,

@@ -79,7 +79,7 @@ use std::sync::{Arc, Weak};
 
 use ferrite_checks::ranked::Mutex;
 use ferrite_rados::{Client, Options, WriteOp};
-use ferrite_vfs::Durability;
+use ferrite_vfs::{Durability, SyncMode};
 
 pub use self::examination::{ClusterState, PoolState, examine};
 pub use self::namespace::{Contents, RadosView};
@@ -287,6 +287,7 @@ impl ContentStore for RadosContent {
             block_bytes: self.chunk_bytes,
             durability: Durability::Power,
             is_durable_at_once: true,
+            sync_mode: SyncMode::Through,
             overwrites_in_place: true,
             has_reservations: false,
             has_unique_ids: true,

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ferrite_checks::fault_injection::{Bug, is_seeded};
+use ferrite_vfs::SyncMode;
 use ferrite_wal::{Mirror, Position, Wal};
 
 use super::far::{Far, Reopen};
@@ -30,6 +31,15 @@ impl ChangeLog {
             name,
             is_wanted,
             far: None,
+        }
+    }
+
+    /// The places that a sync waits for.
+    pub(super) fn sync_mode(&self) -> SyncMode {
+        match (self.is_wanted, &self.far) {
+            (false, _) => SyncMode::Through,
+            (true, None) => SyncMode::Back,
+            (true, Some(_)) => SyncMode::Mirror,
         }
     }
 

@@ -71,7 +71,7 @@ use std::time::Duration;
 
 use ferrite_meta::MetaStore;
 use ferrite_slices::{Bucket, Codec, DiskCache};
-use ferrite_vfs::Durability;
+use ferrite_vfs::{Backlog, Durability, SyncMode};
 
 pub use self::comparison::Comparison;
 pub use self::far::Reopen;
@@ -298,10 +298,25 @@ impl ContentStore for SlicesContent {
             block_bytes: UNIT_BYTES,
             durability: Durability::Power,
             is_durable_at_once: false,
+            sync_mode: self
+                .store
+                .log
+                .as_deref()
+                .map_or(SyncMode::Through, ChangeLog::sync_mode),
             overwrites_in_place: false,
             has_reservations: false,
             has_unique_ids: true,
         }
+    }
+
+    fn backlog(&self) -> Option<Backlog> {
+        let usage = self.store.usage();
+        Some(Backlog {
+            bytes: usage.buffered_bytes + usage.spilled_bytes,
+            oldest: usage.oldest_change,
+            is_failing: usage.is_failing,
+            is_log_passed: usage.is_log_passed,
+        })
     }
 
     fn take_over(&self, guard: Guard) -> Result<()> {
