@@ -6,9 +6,11 @@
 //! [`super::juicefs`] needs.
 
 use std::fs::{File, OpenOptions};
+use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use ferrite_measure::Rng;
 use ferrite_nvme::{DataPlace, S3 as S3Place, Tier, TierMode};
 use ferrite_test_clusters::{Postgres, S3};
 use rustix::fs::{Advice, fadvise};
@@ -19,10 +21,12 @@ use super::super::net::Served;
 use super::super::{Effort, Output};
 use super::juicefs::{self, Mounted, Storage};
 use super::{contest, make_pool, on_database};
-use crate::Failure;
+use crate::{FAILED, Failure};
 
+use training::Training;
 use tree::Trees;
 
+mod training;
 mod tree;
 
 /// Names of the rows: those without a log, those with one, and those with one on two servers.
@@ -32,6 +36,13 @@ pub(super) const NAMES: &[&str] = &[
     "cluster_s3_write_1m",
     "cluster_s3_read_1m",
     "cluster_s3_read_1m_warm",
+    "cluster_s3_read_1m_16_threads",
+    "cluster_s3_read_4k_random",
+    "cluster_s3_epoch_1_worker",
+    "cluster_s3_epoch_16_workers",
+    "cluster_s3_epoch_16_workers_warm",
+    "cluster_s3_epoch_small_files_16_workers",
+    "cluster_s3_checkpoint",
     "cluster_s3_untar",
     "cluster_s3_remove_tree",
     "cluster_s3_log_fsync_4k",
@@ -44,6 +55,7 @@ const BUCKET: &str = "bucket";
 const LARGE_BYTES: u64 = 256 << 20;
 const CACHE_MIB: u64 = 64;
 const MIB: u64 = 1 << 20;
+const READERS: u64 = 16;
 /// Transfers of 1 MiB between two calls of `fsync`.
 const WRITES_A_SYNC: u64 = 16;
 
@@ -56,7 +68,7 @@ pub(super) fn run(effort: Effort, out: &mut Output, database: &Postgres, dir: &P
     let keys = dir.join("keys");
     std::fs::write(&keys, service.keys())?;
     let modes = [TierMode::Through, TierMode::Back, TierMode::Mirror];
-    let names = [&NAMES[..7], &NAMES[7..9], &NAMES[9..]];
+    let names = [&NAMES[..14], &NAMES[14..16], &NAMES[16..]];
     for (mode, names) in modes.into_iter().zip(names) {
         if names.iter().any(|name| out.wants(name)) {
             compare(effort, out, (database, &service, dir), mode)?;
@@ -99,34 +111,12 @@ fn compare(
     let archive = tree::archive(dir)?;
     let on = |mount: &Path| Large::on(mount, Trees::on(mount, &archive)?);
     let (mut mine, mut other) = (on(&ours)?, on(&theirs)?);
-    let few = (effort.operations as u64 / 400).max(4);
-    let many = (effort.operations as u64 / 100).max(4);
-    let rows: &[(&str, &str, u64, Work)] = match mode {
-        TierMode::Through => &[
-            ("cluster_s3_create", "goal at most 0.2", few, Large::create),
-            ("cluster_s3_fsync_4k", "goal at most 1", few, Large::fsync),
-            ("cluster_s3_write_1m", "goal at most 1", many, Large::write),
-            ("cluster_s3_read_1m", "goal at most 1", many, Large::read),
-            ("cluster_s3_read_1m_warm", "goal at most 0.5", many, Large::read_warm),
-            ("cluster_s3_untar", "goal at most 0.2", 1, |of, n| of.trees.extract(n)),
-            ("cluster_s3_remove_tree", "goal at most 0.2", 1, |of, _| {
-                of.trees.remove_one()
-            }),
-        ],
-        TierMode::Back => &[
-            ("cluster_s3_log_fsync_4k", "goal at most 0.05", few, Large::fsync),
-            ("cluster_s3_log_write_1m", "goal at most 1", many, Large::write),
-        ],
-        TierMode::Mirror => &[
-            ("cluster_s3_mirror_fsync_4k", "goal at most 0.05", few, Large::fsync),
-            ("cluster_s3_mirror_write_1m", "goal at most 1", many, Large::write),
-        ],
-    };
+    let rows = rows(effort, mode);
     let against = match mode {
         TierMode::Through => "JuiceFS",
         _ => "JuiceFS, write-back",
     };
-    for &(name, goal, count, work) in rows {
+    for (name, goal, count, work) in rows {
         if !out.wants(name) {
             continue;
         }
@@ -134,6 +124,9 @@ fn compare(
             // One for each round, and the first round does not count.
             let mut both = [&mine, &other].into_iter();
             both.try_for_each(|of| of.trees.extract_some(effort.rounds as u64 + 1))?;
+        }
+        if name.starts_with("cluster_s3_epoch") {
+            [&mine, &other].into_iter().try_for_each(|of| of.training.prepare())?;
         }
         let ours = &mut || mine.round(count, work);
         let theirs = &mut || other.round(count, work);
@@ -194,6 +187,60 @@ fn mount_pool(
     Daemon::start(None, &crate::ferrite()?, &arguments, at.to_owned())
 }
 
+/// A row's name, its goal, the operations of a round, and one of these.
+type Row = (&'static str, &'static str, u64, Work);
+
+fn rows(effort: Effort, mode: TierMode) -> Vec<Row> {
+    let few = (effort.operations as u64 / 400).max(4);
+    let many = (effort.operations as u64 / 100).max(4);
+    match mode {
+        TierMode::Through => vec![
+            ("cluster_s3_create", "goal at most 0.2", few, Large::create),
+            ("cluster_s3_fsync_4k", "goal at most 1", few, Large::fsync),
+            ("cluster_s3_write_1m", "goal at most 1", many, Large::write),
+            ("cluster_s3_read_1m", "goal at most 1", many, Large::read),
+            ("cluster_s3_read_1m_warm", "goal at most 0.5", many, Large::read_warm),
+            (
+                "cluster_s3_read_1m_16_threads",
+                "goal at most 1",
+                (few / 4).max(2),
+                Large::read_crowd,
+            ),
+            ("cluster_s3_read_4k_random", "goal at most 1", few, Large::read_random),
+            ("cluster_s3_epoch_1_worker", "goal at most 1", 1, |of, _| {
+                of.training.read_shards(1)
+            }),
+            ("cluster_s3_epoch_16_workers", "goal at most 1", 1, |of, _| {
+                of.training.read_shards(16)
+            }),
+            ("cluster_s3_epoch_16_workers_warm", "goal at most 0.5", 1, |of, _| {
+                of.training.read_kept(16)
+            }),
+            (
+                "cluster_s3_epoch_small_files_16_workers",
+                "goal at most 1",
+                1,
+                |of, _| of.training.read_small(16),
+            ),
+            ("cluster_s3_checkpoint", "goal at most 1", 1, |of, n| {
+                of.training.write_checkpoint(n)
+            }),
+            ("cluster_s3_untar", "goal at most 0.2", 1, |of, n| of.trees.extract(n)),
+            ("cluster_s3_remove_tree", "goal at most 0.2", 1, |of, _| {
+                of.trees.remove_one()
+            }),
+        ],
+        TierMode::Back => vec![
+            ("cluster_s3_log_fsync_4k", "goal at most 0.05", few, Large::fsync),
+            ("cluster_s3_log_write_1m", "goal at most 1", many, Large::write),
+        ],
+        TierMode::Mirror => vec![
+            ("cluster_s3_mirror_fsync_4k", "goal at most 0.05", few, Large::fsync),
+            ("cluster_s3_mirror_write_1m", "goal at most 1", many, Large::write),
+        ],
+    }
+}
+
 /// An operation, with its number.
 type Work = fn(&Large, u64) -> Result<(), Failure>;
 
@@ -201,6 +248,7 @@ type Work = fn(&Large, u64) -> Result<(), Failure>;
 struct Large {
     small: Mounted,
     trees: Trees,
+    training: Training,
     file: File,
     next: u64,
 }
@@ -220,6 +268,7 @@ impl Large {
         Ok(Large {
             small,
             trees,
+            training: Training::on(mount)?,
             file,
             next: 0,
         })
@@ -258,6 +307,31 @@ impl Large {
     /// The same, of a part that either side's cache has room for.
     fn read_warm(&self, n: u64) -> Result<(), Failure> {
         self.read_of(CACHE_MIB * MIB / 4, n)
+    }
+
+    /// A transfer by each of some threads, which read in order, each in a part of the file.
+    fn read_crowd(&self, n: u64) -> Result<(), Failure> {
+        let each = LARGE_BYTES / READERS;
+        let at = n * MIB % each;
+        if at == 0 {
+            fadvise(&self.file, 0, None, Advice::DontNeed)?;
+        }
+        let file = &self.file;
+        std::thread::scope(|scope| {
+            let read = move |reader| file.read_exact_at(&mut vec![0; MIB as usize], reader * each + at);
+            let readers: Vec<_> = (0..READERS).map(|reader| scope.spawn(move || read(reader))).collect();
+            for reader in readers {
+                reader.join().map_err(|_| Failure::new(FAILED, "a reader panicked"))??;
+            }
+            Ok(())
+        })
+    }
+
+    /// 4 KiB anywhere, and not from the kernel's cache.
+    fn read_random(&self, n: u64) -> Result<(), Failure> {
+        let page = Rng::new(n).below(LARGE_BYTES / 4096);
+        fadvise(&self.file, page * 4096, NonZeroU64::new(4096), Advice::DontNeed)?;
+        Ok(self.file.read_exact_at(&mut [0; 4096], page * 4096)?)
     }
 
     fn read_of(&self, bytes: u64, n: u64) -> Result<(), Failure> {
