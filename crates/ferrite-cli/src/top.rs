@@ -476,4 +476,16 @@ mod tests {
         // Restarted.
         assert_eq!(since(&second, &first), first);
     }
+
+    /// Protects readers of the line: it says how much, for how long, and why.
+    #[test]
+    fn a_backlog_is_told_in_a_line() {
+        let mut backlog = Backlog::of(&BacklogActivity::default());
+        assert_eq!(backlog.line(), "bucket: has everything");
+        (backlog.bytes, backlog.oldest_ms) = (3 << 20, 1500);
+        assert_eq!(backlog.line(), "bucket: 3.0 MiB not there yet, the oldest for 1.5 s");
+        (backlog.failing, backlog.log_passed) = (true, true);
+        let line = backlog.line();
+        assert!(line.contains("refuses content") && line.contains("is away"), "{line}");
+    }
 }

@@ -469,10 +469,10 @@ fn what_a_log_has_needs_no_bucket() {
     assert_eq!(text.lines().last(), Some("200000"));
 }
 
-/// Protects users of a server who do not know what is behind it: they see what `fsync` waits for, and how much the
-/// bucket lacks.
+/// Protects users of a server who do not know what is behind it: they see what `fsync` waits for, and the state of the
+/// bucket.
 #[test]
-fn clients_see_what_the_bucket_lacks() {
+fn clients_see_the_state_of_the_bucket() {
     let pool = Pool::new();
     pool.describe("pool.toml", "s3://bucket/pools/one", TIER);
     ok(&mut pool.mkfs("pool.toml", &["--force"]));

@@ -122,11 +122,11 @@ pub(crate) fn refused_range(error: &object_store::Error) -> Option<bool> {
         "Content-Range",
         "CONTENT_RANGE",
         "NotImplemented",
-        ", got ",
     ];
     let text = chain(error);
     let has = |words: &[&str]| words.iter().any(|words| text.contains(words));
-    match (has(&too_short), has(&other_answer)) {
+    let is_other_range = text.contains("Requested ") && text.contains(", got ");
+    match (has(&too_short), has(&other_answer) || is_other_range) {
         (true, _) => Some(false),
         (false, true) => Some(true),
         (false, false) => None,
@@ -151,6 +151,24 @@ fn chain(error: &object_store::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Protects readers from services without ranges, which are read whole, and tells other failures from those.
+    #[test]
+    fn refused_ranges_are_known() {
+        let refused = |text: &str| {
+            refused_range(&object_store::Error::Generic {
+                store: "S3",
+                source: text.to_string().into(),
+            })
+        };
+        assert_eq!(refused("416: <Code>InvalidRange</Code>"), Some(false));
+        assert_eq!(
+            refused("Received non-partial response when range requested"),
+            Some(true)
+        );
+        assert_eq!(refused("Requested 0..5, got 0..3"), Some(true));
+        assert_eq!(refused("503: SlowDown, got it"), None);
+    }
 
     #[test]
     fn causes_are_named_with_their_mends() {

@@ -14,7 +14,7 @@
 //! | `slice_map` | `SliceMap`: which bytes of a file lie in which slices; its encoded parts, one for each chunk |
 //! | `cache` | `SliceCache`: slices that were read or written lately, and parts of slices, each fetched once |
 //! | `disk_cache` | `DiskCache`: objects in a directory of this machine |
-//! | `arrivals` | pieces that have arrived, until they were read to their end; `Readahead`: how readers in order are served |
+//! | `arrivals` | pieces that have arrived, until they were read; `Readahead`: how readers in order are served |
 //! | `piece` | `Found`: a slice, or parts of it; the names of both in caches |
 //! | `flights` | parts that are on their way |
 //! | `error` | `Error`, which names the place, the cause and the mend |
