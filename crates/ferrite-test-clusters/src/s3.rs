@@ -1,10 +1,14 @@
 //! [`S3`]: a service that speaks the protocol of S3, with its objects in a temporary folder.
 //!
 //! It runs in threads of this process (s3s, s3s-fs). s3s-fs is lax about two things, which are checked here: buckets
-//! exist, and an object that must not exist does not. A test may have it fail: see [`S3::plan`].
+//! exist, and an object that must not exist does not. It also reads objects in pieces of 4 KiB, each by another thread,
+//! and to their end whatever range is wanted, so that measurements would show little else; here a read is one of its
+//! range. A test may have it fail: see [`S3::plan`].
 
 use std::convert::Infallible;
-use std::path::Path;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use http_body_util::BodyExt;
@@ -183,7 +187,34 @@ async fn answer(
     }
     let answer = hyper::service::Service::call(&service, request).await;
     Ok(match (fault, answer) {
+        (None, Ok(answer)) if seen.method == "GET" => with_content(answer, file).await,
         (None, Ok(answer)) => answer,
         _ => error(500, "InternalError"),
     })
+}
+
+/// The answer to a permitted read of an object, with its content read at once.
+async fn with_content(mut answer: s3s::HttpResponse, file: PathBuf) -> s3s::HttpResponse {
+    let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok());
+    let is_whole = answer.status() == hyper::StatusCode::OK;
+    let start = match header("content-range") {
+        Some(range) => range
+            .strip_prefix("bytes ")
+            .and_then(|range| range.split('-').next()?.parse().ok()),
+        None => is_whole.then_some(0),
+    };
+    let len = header("content-length").and_then(|len| len.parse().ok());
+    let (Some(start), Some(len)) = (start, len) else {
+        return answer;
+    };
+    let read = move || {
+        let mut bytes = vec![0; len];
+        File::open(file)?.read_exact_at(&mut bytes, start)?;
+        std::io::Result::Ok(bytes)
+    };
+    // Else it is a list, or what the service says is right.
+    if let Ok(Ok(bytes)) = tokio::task::spawn_blocking(read).await {
+        *answer.body_mut() = s3s::Body::from(bytes);
+    }
+    answer
 }
