@@ -147,7 +147,7 @@ fn settle(options: &mut Options, kind: Kind, volume: &dyn Volume, pool: &Path) -
         ));
     }
     let wants_strict = options.says_durability && options.engine.durability == Durability::Strict;
-    if wants_strict && !volume.is_read_only() && !volume.fs().limits().durable_operations {
+    if wants_strict && !volume.is_read_only() && !volume.fs().limits().is_durable_at_once() {
         return Err(Failure::new(
             FAILED,
             format!(

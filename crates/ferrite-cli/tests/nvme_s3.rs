@@ -493,6 +493,54 @@ fn clients_see_the_state_of_the_bucket() {
     assert!(!pool.objects().is_empty(), "an end publishes everything");
 }
 
+/// Protects users of a server, and of a mount of it, while the bucket answers nothing: whatever memory and the log
+/// can do ends, and new clients are let in. Once each record of a session waited for the bucket, and everybody with it.
+#[test]
+fn users_of_a_server_work_while_the_bucket_is_silent() {
+    if !has_fuse() {
+        return;
+    }
+    let pool = Pool::new();
+    pool.describe("pool.toml", "s3://bucket/pools/one", TIER);
+    ok(&mut pool.mkfs("pool.toml", &["--force"]));
+    let mut server = Server::serving(&pool.address(), &["--no-root-squash"]);
+    let content = pool.path("content");
+    std::fs::write(&content, vec![7; 3_000_000]).unwrap();
+    let mnt = pool.path("mnt");
+    ok(ferrite().arg("mount").arg(&server.address).arg(&mnt));
+    sh(&mnt, "cp ../content stored");
+    ok(ferrite().arg("flush").arg(&mnt));
+    let stored = pool.objects().len();
+    assert!(stored > 0);
+
+    pool.service.plan(|_| Some(S3Fault::Silent));
+    let commands = [
+        "cp ../content f; cmp ../content f; sync f",
+        "mkdir d; mv f d/f; ln d/f d/g; chmod 600 d/g; rm d/f; truncate -s 100 d/g; sync d",
+        "seq 300000 > log; sync log; rm log stored; ls -l . d; df .; stat -f .",
+    ];
+    for command in commands {
+        sh(&mnt, command);
+    }
+    for _ in 0..3 {
+        ok(ferrite()
+            .arg("cp")
+            .arg(&content)
+            .arg(server.at("/d/copy"))
+            .arg("--force"));
+        let top = ok(ferrite().args(["top", "--once", &server.address]));
+        assert!(top.contains("not there yet"), "{top}");
+        ok(ferrite().arg("ls").arg(server.at("/d")));
+        ok(ferrite().arg("info").arg(&server.address));
+    }
+    assert_eq!(pool.objects().len(), stored, "everything was done without the bucket");
+
+    pool.service.plan(|_| None);
+    umount(&mnt);
+    server.stop();
+    ok(ferrite().args(["fsck", "--data", &pool.address()]));
+}
+
 /// Protects writers while the bucket is away: the log takes many times what memory has room for, and a killed daemon's
 /// successor has all of it.
 #[test]

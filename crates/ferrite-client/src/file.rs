@@ -219,7 +219,7 @@ impl OpenFile for RemoteFile {
             mode,
         };
         let (changed, has_cache) = (Changed::One(self.node.ino), self.link.leases.cache.is_some());
-        let may_be_lost = !self.link.promises().durable_operations;
+        let may_be_lost = !self.link.promises().is_durable_at_once;
         let unsynced = &self.link.session.unsynced;
         let unsynced = may_be_lost.then(|| (unsynced.epoch(), Arc::clone(unsynced)));
         if let Some(cache) = &self.link.leases.cache {

@@ -149,7 +149,7 @@ fn changed(request: &FsRequest<'_>) -> Changed {
 impl Link {
     /// Counts a change that the server has answered.
     pub(super) fn note_unsynced(&self, is_change: bool, reply: &Reply, epoch: Epoch) {
-        if is_change && reply.is_ok() && !self.promises().durable_operations {
+        if is_change && reply.is_ok() && !self.promises().is_durable_at_once {
             self.session.unsynced.changed(epoch);
         }
     }
@@ -407,6 +407,15 @@ impl FileSystem for Client {
     fn sync(&self, ctx: &Ctx) -> Result<()> {
         let sync = || self.ask(ctx, FsRequest::Sync {})?.result();
         self.link.session.unsynced.sync(sync)
+    }
+
+    /// Asks the server only if it may lose what it has answered.
+    fn sync_names(&self, ctx: &Ctx) -> Result<()> {
+        // It may have promised less before.
+        match self.link.promises().is_durable_at_once && self.link.session.unsynced.is_settled() {
+            true => Ok(()),
+            false => self.sync(ctx),
+        }
     }
 
     fn lock(&self, ctx: &Ctx, ino: Ino, request: &LockRequest, may_wait: bool, done: LockDone) -> Option<LockTicket> {

@@ -53,7 +53,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_transport::secure::{Credentials, Encrypt, Key};
-use ferrite_vfs::{Ctx, FileSystem, FsError, Groups, Limits, OpenMode, ROOT_INO, SYSTEM};
+use ferrite_vfs::{Ctx, FileSystem, FsError, Groups, Limits, OpenMode, ROOT_INO, SYSTEM, Unsynced};
 use thiserror::Error;
 
 use ferrite_proto::{Activity, Caller, FsRequest, Head, Request, SessionRequest};
@@ -347,7 +347,9 @@ fn limits(link: &Link) -> Limits {
         promises.durability,
     );
     limits.whole_write_bytes = promises.whole_write_bytes.min(message_bytes);
-    limits.durable_operations = promises.durable_operations;
+    if !promises.is_durable_at_once {
+        limits.unsynced = Unsynced::Everything;
+    }
     limits.sync_mode = promises.sync_mode;
     limits.may_block = true;
     limits.submits = true;

@@ -66,6 +66,12 @@ impl Unsynced {
         }
     }
 
+    /// Whether every change is durable, and no loss is to be reported.
+    pub(super) fn is_settled(&self) -> bool {
+        let state = self.state.lock();
+        !state.has_lost && state.changes == state.settled
+    }
+
     /// Runs `sync`, which makes everything answered before durable.
     ///
     /// # Errors
@@ -98,13 +104,6 @@ fn refuse_once(state: &mut State) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    impl Unsynced {
-        fn has_none(&self) -> bool {
-            let state = self.state.lock();
-            !state.has_lost && state.changes == state.settled
-        }
-    }
-
     fn syncs(unsynced: &Unsynced) -> bool {
         unsynced.sync(|| Ok(())).is_ok()
     }
@@ -114,7 +113,7 @@ mod tests {
         let unsynced = Unsynced::default();
         unsynced.session_set_up(1, SessionState::New);
         unsynced.changed(unsynced.epoch());
-        assert!(syncs(&unsynced) && unsynced.has_none());
+        assert!(syncs(&unsynced) && unsynced.is_settled());
         unsynced.session_set_up(2, SessionState::New);
         assert!(syncs(&unsynced), "nothing was lost");
         unsynced.changed(unsynced.epoch());
@@ -123,7 +122,7 @@ mod tests {
         unsynced.changed(unsynced.epoch());
         unsynced.session_set_up(3, SessionState::ToReclaim);
         assert!(
-            !unsynced.has_none(),
+            !unsynced.is_settled(),
             "the kernel of the server has it still, and nothing was synced"
         );
         unsynced.session_set_up(4, SessionState::New);
@@ -140,8 +139,8 @@ mod tests {
             unsynced.changed(unsynced.epoch());
             Ok(())
         });
-        assert!(synced.is_ok() && !unsynced.has_none(), "one came meanwhile");
-        assert!(unsynced.sync(|| Err(FsError::Disconnected)).is_err() && !unsynced.has_none());
+        assert!(synced.is_ok() && !unsynced.is_settled(), "one came meanwhile");
+        assert!(unsynced.sync(|| Err(FsError::Disconnected)).is_err() && !unsynced.is_settled());
         let synced = unsynced.sync(|| {
             unsynced.session_set_up(2, SessionState::New);
             Ok(())

@@ -88,7 +88,7 @@ fn make_engine(mapping: Mapping, size: &Size, data_checksum: bool) -> PmEngine {
 fn make_deferred(durability: Durability, mapping: Mapping, size: &Size, data_checksum: bool) -> Box<dyn TestEngine> {
     let options = MountOptions::default().durability(durability);
     let engine = make_engine_in(&std::env::temp_dir(), mapping, size, data_checksum, options);
-    let waits = engine.fs().limits().durable_operations;
+    let waits = engine.fs().limits().is_durable_at_once();
     assert_eq!(
         waits,
         durability == Durability::Strict,

@@ -195,7 +195,7 @@ impl Service {
 
     /// Whether operations are durable when they return, as the engine currently guarantees.
     fn is_durable(&self) -> bool {
-        self.fs.limits().durable_operations
+        self.fs.limits().is_durable_at_once()
     }
 
     /// Whether reads and writes of files bypass the kernel's cache.
@@ -545,7 +545,7 @@ impl Service {
     }
 
     pub(crate) fn fsyncdir(&self, ctx: &Ctx) -> Response<()> {
-        to_response(self.fs.sync(ctx))
+        to_response(self.fs.sync_names(ctx))
     }
 
     /// Inodes identify directories.

@@ -111,7 +111,7 @@ impl FileStore {
         FileStore {
             file,
             ctx: ctx.clone(),
-            syncs: !limits.durable_operations,
+            syncs: !limits.is_durable_at_once(),
             append_bytes_max: limits.whole_write_bytes,
             file_bytes_max: limits.file_bytes_max,
         }

@@ -7,7 +7,7 @@ use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLoc
 use ferrite_vfs::{
     Attr, Backlog, BadArgument, Ctx, DirEntry, FLAGS_XATTR, FileKind, FileSystem, FsError, Ino, InodeFlags, Limits,
     NewFile, NewNode, OpenFile, OpenMode, Opened, Outcome, PATH_MAX, QUOTA_XATTR, RenameMode, Result, SNAPSHOTS_NAME,
-    SetAttr, StatFs, XattrMode,
+    SetAttr, StatFs, Unsynced, XattrMode,
 };
 
 use crate::FILE_BYTES_MAX;
@@ -133,7 +133,10 @@ impl FileSystem for NvmeFs {
     fn limits(&self) -> Limits {
         let of_content = self.0.content_limits;
         let mut limits = Limits::local(of_content.atomic_write_bytes, FILE_BYTES_MAX, of_content.durability);
-        limits.durable_operations = of_content.is_durable_at_once;
+        limits.unsynced = match of_content.is_durable_at_once {
+            true => Unsynced::Nothing,
+            false => Unsynced::Content,
+        };
         limits.sync_mode = of_content.sync_mode;
         limits.may_block = true;
         // Workers for submitted transfers are few, and a store elsewhere may keep them waiting for minutes.
@@ -404,6 +407,14 @@ impl FileSystem for NvmeFs {
         // Not while a clone is made, which is an orphan until it has its name.
         let _inside = self.0.freeze_barrier.enter();
         self.0.free_orphans()
+    }
+
+    fn sync_names(&self, _: &Ctx) -> Result<()> {
+        self.0.check_open()?;
+        match self.0.is_read_only {
+            true => Ok(()),
+            false => Ok(self.0.meta.sync()?),
+        }
     }
 
     fn sync(&self, _: &Ctx) -> Result<()> {

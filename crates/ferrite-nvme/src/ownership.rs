@@ -154,6 +154,7 @@ impl Layer for Answering {
         removexattr(ctx: &Ctx, ino: Ino, name: &[u8]) -> ();
         drop_orphans(ctx: &Ctx) -> ();
         sync(ctx: &Ctx) -> ();
+        sync_names(ctx: &Ctx) -> ();
         unlock(ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> ();
         conflicting_lock(ctx: &Ctx, ino: Ino, lock: &RecordLock) -> Option<RecordLock>;
     }

@@ -19,7 +19,7 @@ use ferrite_testkit::generate::Profile;
 use ferrite_testkit::model::check_against_reference;
 use ferrite_testkit::rng::Rng;
 use ferrite_testkit::{TestEngine, linear, posix, seed_from_env};
-use ferrite_vfs::{FileSystem, FsError, OpenMode, SYSTEM};
+use ferrite_vfs::{FileSystem, FsError, OpenMode, SYSTEM, Unsynced};
 
 const CAPACITY_BYTES: u64 = 128 << 20;
 
@@ -320,7 +320,7 @@ fn a_sync_is_enough_where_changes_are_not_durable_at_once() {
     for way in 0..3 {
         let pool = Elsewhere::new(8192, true);
         let fs = pool.open();
-        assert!(!fs.limits().durable_operations);
+        assert_eq!(fs.limits().unsynced, Unsynced::Content);
         put(&fs, "f", 0, &content(1, 20_000)).unwrap();
         put(&fs, "f", 20_000, &content(2, 8000)).unwrap();
         put(&fs, "f", 100, &content(3, 3000)).unwrap();

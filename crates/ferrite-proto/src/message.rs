@@ -64,8 +64,8 @@ pub struct Promises {
     pub file_bytes_max: u64,
     /// The state that survives a failure.
     pub durability: Durability,
-    /// Operations are durable without `sync`.
-    pub durable_operations: bool,
+    /// Changes are durable without `sync`.
+    pub is_durable_at_once: bool,
     /// Changes can be made to happen once: there are slots for tokens.
     pub has_slots: bool,
     /// The places that `sync` waits for.
@@ -77,7 +77,7 @@ fields!(Promises {
     whole_write_bytes,
     file_bytes_max,
     durability,
-    durable_operations,
+    is_durable_at_once,
     has_slots,
     sync_mode
 });

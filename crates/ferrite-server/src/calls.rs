@@ -14,8 +14,8 @@ use std::sync::Arc;
 use ferrite_buffers::Pool;
 use ferrite_transport::send_queue::SendQueue;
 use ferrite_vfs::{
-    Attr, Ctx, FileSystem, FsError, Ino, NewFile, NewNode, OpenFlags, OpenMode, Opened, ROOT_INO, RenameMode, Result,
-    SYSTEM, SetAttr, Start, XattrMode, posix, walk,
+    Attr, Ctx, FileSystem, FsError, Ino, NewFile, NewNode, OpenFile, OpenFlags, OpenMode, Opened, ROOT_INO, RenameMode,
+    Result, SYSTEM, SetAttr, Start, Unsynced, XattrMode, posix, walk,
 };
 
 use super::reply::{Bytes, Names, Reply, put, put_reply};
@@ -146,8 +146,26 @@ impl<'s> RequestHandler<'s> {
         }
     }
 
+    /// Whether a change of content that has been made would end with this process: then it is not answered before it is
+    /// durable, for clients come back to the next process, and do not know what it lacks. A change with a token is
+    /// durable together with its outcome.
+    fn leaves_unsynced(&self) -> bool {
+        self.ctx.token.is_none() && self.session.export.store.limits.unsynced == Unsynced::Content
+    }
+
+    /// [`Self::leaves_unsynced`], after a change of this file.
+    fn settle(&self, file: &dyn OpenFile) -> Result<()> {
+        match self.leaves_unsynced() {
+            true => file.fsync(SYSTEM),
+            false => Ok(()),
+        }
+    }
+
     /// Keeps an open file, and describes it.
     fn opened(&self, opened: Opened, mode: OpenMode, number: u64) -> Result<OpenedFile> {
+        if mode.truncate {
+            self.settle(&*opened.file)?;
+        }
         let attr = opened.attr;
         let node_attr = self.reported(attr);
         if let Err(error) = self.session.keep_file(number, opened.file, mode) {
@@ -236,6 +254,9 @@ impl<'s> RequestHandler<'s> {
     fn setattr(&self, node: Node, set: &SetAttr) -> Result<Attr> {
         let node = self.session.hold(node)?;
         let attr = self.fs().setattr(&self.ctx, node.ino, set)?;
+        if set.size.is_some() && self.leaves_unsynced() {
+            self.fs().open(SYSTEM, node.ino, OpenMode::read_only())?.fsync(SYSTEM)?;
+        }
         Ok(self.shown(attr))
     }
 
@@ -343,6 +364,9 @@ impl<'s> RequestHandler<'s> {
             }
             opened => opened?,
         };
+        if mode.truncate {
+            self.settle(&*file)?;
+        }
         self.session.keep_file(number, file, mode)?;
         Ok(self.file_mac(held.ino, node.generation, mode))
     }

@@ -17,7 +17,7 @@ use ferrite_transport::reactor::{Close, Data, Link, Origin, Served, Service};
 use ferrite_transport::secure::{AdmissionPolicy, KeyId};
 use ferrite_transport::send_queue::SendQueue;
 use ferrite_transport::source::Source;
-use ferrite_vfs::{FsError, Result};
+use ferrite_vfs::{FsError, Result, Unsynced};
 
 use super::Inner;
 use super::admission::Account;
@@ -198,7 +198,8 @@ impl Inner {
                 whole_write_bytes: limits.whole_write_bytes,
                 file_bytes_max: limits.file_bytes_max,
                 durability: limits.durability,
-                durable_operations: limits.durable_operations,
+                // Content is durable before a change of it is answered.
+                is_durable_at_once: limits.unsynced != Unsynced::Everything,
                 has_slots: export.store.state.has_slots(),
                 sync_mode: limits.sync_mode,
             },

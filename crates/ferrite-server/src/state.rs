@@ -25,7 +25,7 @@ mod shares;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ferrite_checks::ranked::Mutex;
-use ferrite_vfs::{Durability, FileSystem, FsError, ROOT_INO, SYSTEM, SpaceOf, XattrMode};
+use ferrite_vfs::{Durability, FileSystem, FsError, ROOT_INO, SYSTEM, SpaceOf, Unsynced, XattrMode};
 use rustc_hash::FxHashMap;
 
 use super::admission::Account;
@@ -149,7 +149,7 @@ impl State {
     /// If the state was written by a later version.
     pub(super) fn load(fs: &dyn FileSystem) -> Result<(State, RecoveredState), FsError> {
         let limits = fs.limits();
-        let may_lose = !limits.durable_operations || limits.durability != Durability::Power;
+        let may_lose = limits.unsynced == Unsynced::Everything || limits.durability != Durability::Power;
         State::load_in(fs, boot_id(), may_lose)
     }
 
@@ -463,9 +463,9 @@ impl Kept {
         let was_lost = self.is_lost;
         let set = fs.setxattr(SYSTEM, ROOT_INO, NAME, &bytes, XattrMode::Any);
         // The state that a client learns of must survive a loss of power as well.
-        let set = set.and_then(|()| match fs.limits().durable_operations {
-            true => Ok(()),
-            false => fs.sync(SYSTEM),
+        let set = set.and_then(|()| match fs.limits().unsynced {
+            Unsynced::Nothing | Unsynced::Content => Ok(()),
+            Unsynced::Everything => fs.sync(SYSTEM),
         });
         self.is_lost = match set {
             Ok(()) => false,

@@ -50,5 +50,6 @@ mod stop;
 mod submitted;
 mod subtrees;
 mod suites;
+mod unsynced;
 #[cfg(feature = "rdma")]
 mod verbs_leases;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::common::{connect, export, serve, serve_at};
 use ferrite_server::{Server, ServerOptions};
 use ferrite_vfs::memfs::MemFs;
-use ferrite_vfs::{FileSystem, FsError, Layer, Limits, NewFile, OpenMode, ROOT_INO, SYSTEM};
+use ferrite_vfs::{Ctx, FileSystem, FsError, Layer, Limits, NewFile, OpenMode, ROOT_INO, SYSTEM, Unsynced};
 
 /// Its operations are durable after a sync.
 struct Late(MemFs);
@@ -16,9 +16,13 @@ impl Layer for Late {
         &self.0
     }
 
+    fn sync_names(&self, ctx: &Ctx) -> Result<(), FsError> {
+        ferrite_vfs::sync_names(self, ctx)
+    }
+
     fn limits(&self) -> Limits {
         let mut limits = self.0.limits();
-        limits.durable_operations = false;
+        limits.unsynced = Unsynced::Everything;
         limits
     }
 }

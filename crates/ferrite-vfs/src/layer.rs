@@ -9,8 +9,8 @@ use std::sync::Arc;
 use crate::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use crate::regions::Regions;
 use crate::{
-    Attr, CloneRange, Ctx, DirEntry, FallocateMode, FileSystem, Ino, Limits, NewFile, NewNode, OpenFile, OpenFileId,
-    OpenFlags, OpenMode, Opened, RenameMode, Result, SetAttr, Start, StatFs, WriteMode, Written, XattrMode,
+    Attr, Backlog, CloneRange, Ctx, DirEntry, FallocateMode, FileSystem, Ino, Limits, NewFile, NewNode, OpenFile,
+    OpenFileId, OpenFlags, OpenMode, Opened, RenameMode, Result, SetAttr, Start, StatFs, WriteMode, Written, XattrMode,
 };
 
 /// A listing's receiver, see [`FileSystem::readdir`].
@@ -62,6 +62,7 @@ layer! {
     Layer over FileSystem;
     ! regions() -> Option<&dyn Regions>;
     limits() -> Limits;
+    backlog() -> Option<Backlog>;
     statfs(ctx: &Ctx) -> Result<StatFs>;
     lookup(ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<Attr>;
     parent(ctx: &Ctx, dir: Ino) -> Result<Ino>;
@@ -94,6 +95,7 @@ layer! {
     unnamed_files() -> Option<u64>;
     know_buffers(pool: &ferrite_buffers::Pool) -> ();
     sync(ctx: &Ctx) -> Result<()>;
+    sync_names(ctx: &Ctx) -> Result<()>;
     lock(ctx: &Ctx, ino: Ino, request: &LockRequest, may_wait: bool, done: LockDone) -> Option<LockTicket>;
     unlock(ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()>;
     conflicting_lock(ctx: &Ctx, ino: Ino, lock: &RecordLock) -> Result<Option<RecordLock>>;

@@ -51,7 +51,7 @@ pub use dedup::{DedupToken, Outcome};
 pub use error::{BadArgument, Corruption, ErrorCode, FileBytes, FsError, Result, SessionsOf, SpaceOf, Unsupported};
 pub use ferrite_buffers as buffers;
 pub use flags::{FLAGS_XATTR, InodeFlags, NameChange};
-pub use fs::{FileSystem, OpenFile, ReadDone, WriteDone, walk};
+pub use fs::{FileSystem, OpenFile, ReadDone, WriteDone, sync_names, walk};
 pub use layer::{FileLayer, Layer, Shared};
 pub use quota::{
     QUOTA_LEVELS_MAX, QUOTA_XATTR, QUOTAS_LISTED_MAX, Quota, QuotaChange, QuotaCharge, QuotaLimits, QuotaTable,

@@ -446,6 +446,18 @@ pub enum Durability {
     Power,
 }
 
+/// The changes of calls which returned that still need a `sync` or an `fsync` to be durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Unsynced {
+    /// None: all are durable.
+    Nothing,
+    /// Those of content, which end with this process. Names and attributes are durable, and do not speak of content
+    /// that is not.
+    Content,
+    /// All, which outlive this process. An `fsync` of one file makes those of every file durable.
+    Everything,
+}
+
 /// The places that a change has reached when `sync` or `fsync` returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SyncMode {
@@ -483,8 +495,8 @@ pub struct Limits {
     pub file_bytes_max: u64,
     /// The failures that a call that returned survives.
     pub durability: Durability,
-    /// That holds for every single call; else only after `sync` or `fsync`.
-    pub durable_operations: bool,
+    /// The changes of which that holds only after `sync` or `fsync`.
+    pub unsynced: Unsynced,
     /// The places that `sync` and `fsync` wait for.
     pub sync_mode: SyncMode,
     /// Calls may wait for a device or a network, so they should not run on a thread that serves others.
@@ -507,13 +519,18 @@ impl Limits {
             whole_write_bytes: atomic_write_bytes,
             file_bytes_max,
             durability,
-            durable_operations: true,
+            unsynced: Unsynced::Nothing,
             sync_mode: SyncMode::Through,
             may_block: false,
             submits: false,
             dedup_slots: 0,
             validity: Duration::MAX,
         }
+    }
+
+    /// Whether every change is durable, in the sense of [`Self::durability`], when its call returns.
+    pub fn is_durable_at_once(&self) -> bool {
+        self.unsynced == Unsynced::Nothing
     }
 }
 

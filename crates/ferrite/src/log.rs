@@ -84,7 +84,7 @@ impl LogFile {
     fn sync(&self) -> Result<()> {
         // Its present value: a server may be replaced by one that promises less.
         let limits = self.file.run("ask about", |open| Ok(open.fs.vfs.fs().limits()));
-        match limits.map_err(failed)?.durable_operations {
+        match limits.map_err(failed)?.is_durable_at_once() {
             true => Ok(()),
             false => self.file.sync_all().map_err(failed),
         }

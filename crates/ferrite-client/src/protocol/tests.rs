@@ -43,7 +43,7 @@ fn welcome(session: u64, state: SessionState, lease_ms: u32) -> Welcome {
             whole_write_bytes: 0,
             file_bytes_max: 0,
             durability: Durability::None,
-            durable_operations: false,
+            is_durable_at_once: false,
             has_slots: true,
             sync_mode: SyncMode::Through,
         },

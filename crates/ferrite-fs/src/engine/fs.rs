@@ -6,7 +6,8 @@ use ferrite_pm::Medium;
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, DirEntry, Durability, FLAGS_XATTR, FileKind, FileSystem, FsError, Ino, InodeFlags, Limits,
-    NewFile, NewNode, OpenFile, OpenMode, Opened, QUOTA_XATTR, RenameMode, Result, SetAttr, StatFs, XattrMode, posix,
+    NewFile, NewNode, OpenFile, OpenMode, Opened, QUOTA_XATTR, RenameMode, Result, SetAttr, StatFs, Unsynced,
+    XattrMode, posix,
 };
 
 use super::file::PmFile;
@@ -91,7 +92,9 @@ impl FileSystem for Engine {
         let mut limits = Limits::local(ATOMIC_BYTES as u64, MAX_FILE_BYTES, durability);
         limits.dedup_slots = core.superblock.dedup_slots as u32;
         limits.may_block = core.region.medium() == Medium::File;
-        limits.durable_operations = !core.region.defers_write_back() || core.syncs_commits;
+        if core.region.defers_write_back() && !core.syncs_commits {
+            limits.unsynced = Unsynced::Everything;
+        }
         limits
     }
 

@@ -82,18 +82,24 @@ impl RequestHandler<'_> {
     }
 
     fn file_setattr(&self, file: u64, set: &SetAttr) -> Result<Attr> {
-        let attr = self.file(file)?.setattr(&self.ctx, set)?;
+        let file = self.file(file)?;
+        let attr = file.setattr(&self.ctx, set)?;
+        self.settle(&*file)?;
         Ok(self.shown(attr))
     }
 
     /// The position and the length of the written data.
     fn write(&self, file: u64, mode: WriteMode, data: &[u8]) -> Result<(u64, u64)> {
-        let written = self.file(file)?.write(&self.ctx, mode, data)?;
+        let file = self.file(file)?;
+        let written = file.write(&self.ctx, mode, data)?;
+        self.settle(&*file)?;
         Ok((written.offset, written.len_bytes as u64))
     }
 
     fn fallocate(&self, file: u64, mode: FallocateMode, offset: u64, len_bytes: u64) -> Result<()> {
-        self.file(file)?.fallocate(&self.ctx, mode, offset, len_bytes)
+        let file = self.file(file)?;
+        file.fallocate(&self.ctx, mode, offset, len_bytes)?;
+        self.settle(&*file)
     }
 
     /// The position and the length of what was cloned.
@@ -112,7 +118,9 @@ impl RequestHandler<'_> {
             offset,
             len_bytes,
         };
-        let cloned = self.file(file)?.clone_range(&self.ctx, &range)?;
+        let file = self.file(file)?;
+        let cloned = file.clone_range(&self.ctx, &range)?;
+        self.settle(&*file)?;
         Ok((cloned.offset, cloned.len_bytes as u64))
     }
 

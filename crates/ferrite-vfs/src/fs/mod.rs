@@ -12,7 +12,7 @@ use ferrite_buffers::{Buffer, Pool};
 use crate::{
     Attr, Backlog, CacheLeases, CloneRange, Ctx, DirEntry, FallocateMode, FsError, Ino, Limits, NewFile, NewNode,
     OpenFileId, OpenFlags, OpenMode, Opened, Position, RenameMode, Result, SetAttr, Start, StatFs, Unsupported,
-    WriteMode, Written, XattrMode,
+    Unsynced, WriteMode, Written, XattrMode,
 };
 
 /// Completion of [`OpenFile::submit_read`]: called exactly once.
@@ -205,6 +205,12 @@ pub trait FileSystem: Send + Sync {
     /// Makes everything done before durable (a no-op where each operation is durable already).
     fn sync(&self, ctx: &Ctx) -> Result<()>;
 
+    /// Makes the names and attributes that were changed before durable, as an `fsync` of a directory asks. Does not
+    /// wait for content, unless that becomes durable together with them.
+    fn sync_names(&self, ctx: &Ctx) -> Result<()> {
+        sync_names(self, ctx)
+    }
+
     /// Asks for an advisory lock on a file for an owner of [`Ctx::client`]. The rules of locks are in [`crate::locks`];
     /// nothing is checked. `done` is called exactly once: before this returns if the request does not wait, else when
     /// it is settled, possibly on another thread and before the returned ticket is seen. Never blocks. Callers that
@@ -228,6 +234,17 @@ pub trait FileSystem: Send + Sync {
 
     /// Releases every lock of [`Ctx::client`], which is gone, and ends its requests with `Disconnected`.
     fn release_client(&self, ctx: &Ctx);
+}
+
+/// [`FileSystem::sync_names`], as it follows from the limits of an engine.
+///
+/// # Errors
+/// Those of [`FileSystem::sync`].
+pub fn sync_names<F: FileSystem + ?Sized>(fs: &F, ctx: &Ctx) -> Result<()> {
+    match fs.limits().unsynced {
+        Unsynced::Content => Ok(()),
+        Unsynced::Nothing | Unsynced::Everything => fs.sync(ctx),
+    }
 }
 
 /// An open regular file. Dropping the last clone closes it.

@@ -86,7 +86,7 @@ impl Side {
     pub(super) fn free(&self, offset: u64, len_bytes: u64) -> Result<(), RemoteError> {
         let file = self.file()?;
         file.free(offset, len_bytes)?;
-        if !file.limits().durable_operations {
+        if !file.limits().is_durable_at_once() {
             file.sync()?;
         }
         Ok(())
@@ -99,7 +99,7 @@ impl Side {
         file.size()?;
         let client = file.client();
         client.setxattr(file.ctx(), file.ino(), view::NAME, &view.bytes(), XattrMode::Any)?;
-        if !file.limits().durable_operations {
+        if !file.limits().is_durable_at_once() {
             file.sync()?;
         }
         Ok(())
