@@ -238,7 +238,14 @@ impl Core {
                 // The next start checks whether it was truncated.
                 step.txn.put(&key::ahead(pinned.ino), b"")?;
             }
-            Content::Blob(_) if size > old_size => truncate_to(&**self.blob_of(pinned.ino, state)?, old_size)?,
+            Content::Blob(_) if size > old_size => {
+                let blob = self.blob_of(pinned.ino, state)?;
+                truncate_to(&**blob, old_size)?;
+                // A change that failed may have left something there, which must not show, also after a crash.
+                if !self.content_limits.is_durable_at_once {
+                    blob.sync()?;
+                }
+            }
             Content::Blob(_) => {}
         }
         Ok(resized)
