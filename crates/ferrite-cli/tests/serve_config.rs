@@ -484,3 +484,60 @@ fn systemd_takes_the_unit_and_is_told_when_it_is_ready() {
     let about_it: Vec<&str> = said.lines().filter(|line| line.contains("ferrite")).collect();
     assert!(output.status.success() && about_it.is_empty(), "{said}");
 }
+
+/// Protects those who share a server: an export takes no more than it was given, whatever its clients do.
+#[test]
+fn an_export_has_a_quota() {
+    let site = Site::new();
+    site.pool("pool");
+    let at = |path: &str| format!("pm:{}:{path}", site.text("pool"));
+    ok(ferrite().args(["mkdir", &at("/a"), &at("/b")]));
+    let config = |quota: &str| {
+        let export = |name: &str, quota: &str| format!("[[pool.export]]\nname = '{name}'\npath = '/{name}'\n{quota}\n");
+        site.config(&format!(
+            "listen = ['tcp://127.0.0.1:0']\n[[pool]]\npath = 'pool'\n{}root_squash = false\n{}root_squash = false\n",
+            export("a", quota),
+            export("b", "")
+        ))
+    };
+    let serve = |quota: &str| Running::start(&["--config", &config(quota)], &[]);
+    let store = |server: &Running, name: &str, bytes: usize| {
+        std::fs::write(site.path("content"), vec![7; bytes]).unwrap();
+        let to = format!("tcp://{}/{name}:/file", server.address);
+        let mut command = ferrite();
+        command.arg("cp").arg("--force").arg(site.path("content")).arg(to);
+        command
+    };
+    let server = serve("quota = '2M'\nquota_inodes = 3");
+    ok(&mut store(&server, "a", 1 << 20));
+    assert!(fails(&mut store(&server, "a", 3 << 20), 1).contains("quota"));
+    ok(&mut store(&server, "b", 3 << 20));
+    // A directory, a file, and one more.
+    let dir = |n: u8| format!("tcp://{}/a:/dir{n}", server.address);
+    ok(ferrite().args(["mkdir", &dir(1)]));
+    assert!(fails(ferrite().args(["mkdir", &dir(2)]), 1).contains("quota"));
+    ok(ferrite().args(["rm", "-r", &dir(1)]));
+    if has_fuse() {
+        let mount = site.mount(&format!("tcp://{}/a", server.address), "mnt", &[]);
+        let df = sh(&mount.0, "df --output=size,itotal -B1 . | tail -n 1");
+        assert_eq!(df.split_whitespace().collect::<Vec<_>>(), ["2097152", "3"]);
+    }
+    server.stop();
+
+    // The limit that the file does not name stays.
+    let server = serve("quota = '4M'");
+    ok(&mut store(&server, "a", 2 << 20));
+    assert!(fails(&mut store(&server, "a", 5 << 20), 1).contains("quota"));
+    server.stop();
+    // Without the word the directory keeps what it has.
+    let server = serve("");
+    assert!(fails(&mut store(&server, "a", 5 << 20), 1).contains("quota"));
+    server.stop();
+    let listed = ok(ferrite().args(["quota", "list", "--json", &at("/")]));
+    assert!(
+        listed.contains("\"limit_bytes\":4194304,") && listed.contains("\"limit_inodes\":3,"),
+        "{listed}"
+    );
+    assert_eq!(listed.lines().count(), 1, "{listed}");
+    ok(ferrite().args(["fsck", site.path("pool").to_str().unwrap()]));
+}

@@ -437,6 +437,8 @@ impl Core {
         if posix::is_own_xattr(name) {
             step.may_change_snapshots();
             step.ignore_flags();
+            // Clients that fill a quota must not keep their service from this.
+            step.is_limited = false;
         } else {
             (node.ctime, node.change) = (self.now(), self.next_change());
         }

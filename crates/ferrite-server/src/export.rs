@@ -11,7 +11,10 @@ use std::sync::atomic::AtomicUsize;
 
 use ferrite_transport::secure::{Encryption, Key, KeyId};
 use ferrite_vfs::volume::Ownership;
-use ferrite_vfs::{Attr, Cred, Ctx, FileSystem, FsError, Ino, Limits, ROOT_INO, Result, SYSTEM, Start};
+use ferrite_vfs::{
+    Attr, Cred, Ctx, FileSystem, FsError, Ino, Limits, QUOTA_XATTR, Quota, QuotaLimits, ROOT_INO, Result, SYSTEM,
+    Start, XattrMode,
+};
 
 use super::admission::Attendance;
 use super::handle_mac::{HandleAuthenticator, MacScope};
@@ -48,6 +51,17 @@ pub struct ExportOptions {
     pub handle_epoch: u64,
     /// Whether clients with a key must encrypt. If several exports share a key, the strictest rule holds for it.
     pub encryption: Encryption,
+    /// The quota that its root gets before clients are admitted, unless the export is read-only.
+    pub quota: ExportQuota,
+}
+
+/// Limits that the root of an export gets; see [`QuotaLimits`]. `None` leaves what there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ExportQuota {
+    /// Of bytes.
+    pub bytes: Option<u64>,
+    /// Of inodes.
+    pub inodes: Option<u64>,
 }
 
 impl ExportOptions {
@@ -63,6 +77,7 @@ impl ExportOptions {
             sessions_max: 8192,
             handle_epoch: 0,
             encryption: Encryption::default(),
+            quota: ExportQuota::default(),
         }
     }
 
@@ -122,6 +137,12 @@ impl ExportOptions {
         ExportOptions { encryption, ..self }
     }
 
+    /// Sets [`Self::quota`].
+    #[must_use]
+    pub fn quota(self, quota: ExportQuota) -> Self {
+        ExportOptions { quota, ..self }
+    }
+
     /// Whether a client that has proved to have this key, or has none, may know of the export.
     pub(super) fn is_open_to(&self, key: Option<KeyId>) -> bool {
         match key {
@@ -154,6 +175,26 @@ impl Store {
     }
 }
 
+/// Gives a directory a quota with these limits, unless it has that: setting one takes a while for each file.
+fn limit(fs: &dyn FileSystem, dir: Ino, wanted: ExportQuota) -> Result<()> {
+    let found = match fs.getxattr(SYSTEM, dir, QUOTA_XATTR) {
+        Ok(text) => Quota::parse(&text),
+        Err(FsError::NoAttribute) => None,
+        Err(error) => return Err(error),
+    };
+    // It may be that of a directory above.
+    let own = found.filter(|quota| quota.root == dir).map(|quota| quota.limits);
+    let now = own.unwrap_or_default();
+    let limits = QuotaLimits {
+        bytes: wanted.bytes.unwrap_or(now.bytes),
+        inodes: wanted.inodes.unwrap_or(now.inodes),
+    };
+    match own == Some(limits) {
+        true => Ok(()),
+        false => fs.setxattr(SYSTEM, dir, QUOTA_XATTR, limits.to_string().as_bytes(), XattrMode::Any),
+    }
+}
+
 /// A subtree under a name.
 pub(super) struct Export {
     pub(super) store: Arc<Store>,
@@ -176,6 +217,9 @@ impl Export {
         let attr = store.fs.resolve(ctx, &Start::default(), &options.path, true)?;
         if attr.kind != ferrite_vfs::FileKind::Directory {
             return Err(FsError::NotDirectory);
+        }
+        if options.quota != ExportQuota::default() && !options.read_only {
+            limit(&*store.fs, attr.ino, options.quota)?;
         }
         let sealed = MacScope {
             name: &options.name,

@@ -88,7 +88,7 @@ use verbs::Verbs;
 use ferrite_proto::{Call, Head, Request, SessionRequest};
 
 pub use admission::{Bounds, Resource};
-pub use export::{ExportOptions, NOBODY};
+pub use export::{ExportOptions, ExportQuota, NOBODY};
 pub use ferrite_transport::reactor::FabricOptions;
 pub use meter::Metrics;
 pub use movable::{Movable, Stopped};

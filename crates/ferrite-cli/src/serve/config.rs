@@ -11,14 +11,14 @@ use std::time::Duration;
 use ferrite::volume::Address;
 use ferrite::{Durability, MountOptions};
 use ferrite_client::secure::Key;
-use ferrite_server::{Bounds, ExportOptions, ServerOptions};
+use ferrite_server::{Bounds, ExportOptions, ExportQuota, ServerOptions};
 use ferrite_vfs::volume::unquoted;
 use serde::Deserialize;
 use toml::Spanned;
 
 use super::Insistence;
 use super::plan::{self, Export, Listen, Plan, Pool, Problem};
-use crate::{Failure, USAGE, about};
+use crate::{Failure, USAGE, about, size};
 
 /// The largest limit of sessions: as many as connections.
 const SESSIONS_MAX: u64 = 16_384;
@@ -96,6 +96,8 @@ struct ExportText {
     sessions: Option<Spanned<u64>>,
     #[serde(default)]
     handle_epoch: u64,
+    quota: Option<Spanned<String>>,
+    quota_inodes: Option<Spanned<u64>>,
 }
 
 fn root() -> String {
@@ -299,27 +301,26 @@ impl Reading<'_> {
                     "the pool has no export; each begins with `[[pool.export]]`, and has a `name`",
                 );
             }
-            let mut exports = Vec::new();
+            let (mut exports, mut quotas) = (Vec::new(), HashMap::new());
             for export in pool.exports {
                 let line = self.line_of(&export.name);
                 if let Some(Some(first)) = names.insert(export.name.get_ref().clone(), line) {
                     let text = format!("the name `{}` is in line {first} already", export.name.get_ref());
                     self.wrong(line, text);
                 }
-                let keys = self.keys_of(&export.keys);
-                let options = ExportOptions::new(export.name.into_inner());
-                let usual = options.sessions_max as u64;
-                let sessions = self.number("sessions", export.sessions, usual, SESSIONS_MAX);
-                let options = options
-                    .path(export.path)
-                    .sessions_max(sessions as usize)
-                    .handle_epoch(export.handle_epoch)
-                    .read_only(export.read_only || pool.read_only)
-                    .leases(export.leases)
-                    .root_squash(export.root_squash)
-                    .keys(keys)
-                    .encryption(export.encryption.into());
-                exports.push(Export { options, line });
+                let export = self.export(export, pool.read_only);
+                let quota = export.options.quota;
+                if quota != ExportQuota::default()
+                    && let Some((other, first)) = quotas.insert(names_in(&export.options.path), (quota, line))
+                    && other != quota
+                {
+                    let first = first.unwrap_or_default();
+                    self.wrong(
+                        line,
+                        format!("the export in line {first} gives this directory another quota"),
+                    );
+                }
+                exports.push(export);
             }
             pools.push(Pool {
                 address,
@@ -331,6 +332,40 @@ impl Reading<'_> {
             });
         }
         pools
+    }
+
+    fn export(&mut self, export: ExportText, is_read_only: bool) -> Export {
+        let line = self.line_of(&export.name);
+        let keys = self.keys_of(&export.keys);
+        let options = ExportOptions::new(export.name.into_inner());
+        let usual = options.sessions_max as u64;
+        let sessions = self.number("sessions", export.sessions, usual, SESSIONS_MAX);
+        let quota = self.quota(export.quota, export.quota_inodes);
+        let options = options
+            .path(export.path)
+            .sessions_max(sessions as usize)
+            .handle_epoch(export.handle_epoch)
+            .read_only(export.read_only || is_read_only)
+            .leases(export.leases)
+            .root_squash(export.root_squash)
+            .keys(keys)
+            .encryption(export.encryption.into())
+            .quota(quota);
+        Export { options, line }
+    }
+
+    fn quota(&mut self, bytes: Option<Spanned<String>>, inodes: Option<Spanned<u64>>) -> ExportQuota {
+        let mut quota = ExportQuota::default();
+        if inodes.is_some() {
+            quota.inodes = Some(self.number("quota_inodes", inodes, 0, u64::from(u32::MAX)));
+        }
+        if let Some(text) = bytes {
+            match size::parse(text.get_ref()) {
+                Ok(bytes) => quota.bytes = Some(bytes),
+                Err(why) => self.wrong(self.line_of(&text), format!("quota = \"{}\": {why}", text.get_ref())),
+            }
+        }
+        quota
     }
 
     fn keys_of(&mut self, names: &[Spanned<String>]) -> Vec<Key> {
@@ -346,6 +381,13 @@ impl Reading<'_> {
         }
         keys
     }
+}
+
+/// The names in a path.
+fn names_in(path: &[u8]) -> Vec<Vec<u8>> {
+    let names = path.split(|&byte| byte == b'/');
+    let names = names.filter(|name| !name.is_empty() && *name != b".");
+    names.map(<[u8]>::to_vec).collect()
 }
 
 #[cfg(test)]
@@ -413,6 +455,46 @@ mod tests {
             let (_, problems) = with(top, export);
             assert_eq!(problems.len(), 1, "{problems:?}");
             assert!(problems[0].contains("give a number from 1 to 16384"), "{problems:?}");
+        }
+    }
+
+    #[test]
+    fn quotas_are_read_and_checked() {
+        let dir = tempfile::tempdir().unwrap();
+        let with = |first: &str, second: &str| {
+            let text = format!(
+                "[[pool]]\npath = \"a\"\n[[pool.export]]\nname = \"x\"\n{first}\n[[pool.export]]\nname = \"y\"\n{second}\n"
+            );
+            read_text(dir.path(), &text)
+        };
+        let (plan, problems) = with("quota = '1.5G'\nquota_inodes = 9", "quota = '1.5G'\nquota_inodes = 9");
+        assert_eq!(problems, Vec::<String>::new());
+        let quotas = plan.pools[0].exports.iter().map(|export| export.options.quota);
+        let both = ExportQuota {
+            bytes: Some(3 << 29),
+            inodes: Some(9),
+        };
+        assert_eq!(quotas.collect::<Vec<_>>(), [both; 2]);
+        let (plan, _) = with("quota_inodes = 9", "path = '/b'");
+        let quotas = plan.pools[0].exports.iter().map(|export| export.options.quota);
+        let inodes = ExportQuota {
+            bytes: None,
+            inodes: Some(9),
+        };
+        assert_eq!(quotas.collect::<Vec<_>>(), [inodes, ExportQuota::default()]);
+        for (first, second, said) in [
+            ("quota = '1X'", "", "2:5: quota = \"1X\": `X` is not a size suffix"),
+            ("quota = '0'", "", "2:5: quota = \"0\""),
+            ("quota_inodes = 0", "", "give a number from 1 to"),
+            (
+                "path = '/d/'\nquota = '1G'",
+                "path = 'd/.'\nquota = '2G'",
+                "the export in line 4 gives this directory another quota",
+            ),
+        ] {
+            let (_, problems) = with(first, second);
+            assert_eq!(problems.len(), 1, "{problems:?}");
+            assert!(problems[0].contains(said), "{problems:?}");
         }
     }
 

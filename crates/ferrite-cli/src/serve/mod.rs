@@ -24,7 +24,7 @@ use clap::ValueEnum;
 use ferrite::MountOptions;
 use ferrite::volume::{Address, Volume, VolumeError};
 use ferrite_client::secure::{Encryption, is_loopback};
-use ferrite_server::{ExportOptions, FabricOptions, Server, ServerOptions};
+use ferrite_server::{ExportOptions, ExportQuota, FabricOptions, Server, ServerOptions};
 use ferrite_vfs::FileSystem;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -74,7 +74,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     #[arg(conflicts_with_all = ["pool", "listen", "name", "path", "read_only", "no_root_squash", "key", "encryption"])]
     #[arg(conflicts_with_all = ["threads", "lease", "busy_poll", "metrics", "console", "console_token"])]
-    #[arg(conflicts_with_all = ["rdma", "rdma_unprotected", "advertise"])]
+    #[arg(conflicts_with_all = ["rdma", "rdma_unprotected", "advertise", "quota", "quota_inodes"])]
     config: Option<PathBuf>,
     /// Only check the file, its keys and its pools; prints nothing if all is well
     #[arg(long, requires = "config")]
@@ -94,6 +94,12 @@ pub(crate) struct Serve {
     /// Let clients act as root; without it, their root is the user nobody
     #[arg(long)]
     no_root_squash: bool,
+    /// Give the directory a quota: most bytes that clients may store, such as 10G (see `ferrite quota`)
+    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
+    quota: Option<u64>,
+    /// The same for inodes: files, directories and links
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=u64::from(u32::MAX)))]
+    quota_inodes: Option<u64>,
     /// Admit only clients with the key in this file (see `ferrite key`); may be repeated
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     key: Vec<PathBuf>,
@@ -184,7 +190,12 @@ impl Serve {
     /// The plan for the command line.
     fn plan(self) -> Result<Plan, Problem> {
         let keys = self.key.iter().map(|file| plan::key(file));
+        let quota = ExportQuota {
+            bytes: self.quota,
+            inodes: self.quota_inodes,
+        };
         let options = ExportOptions::new(self.name)
+            .quota(quota)
             .path(self.path)
             .read_only(self.read_only)
             .root_squash(!self.no_root_squash)

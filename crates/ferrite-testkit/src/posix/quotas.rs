@@ -38,6 +38,10 @@ pub(super) const CASES: &[Case] = &[
         run: root_sets,
     },
     Case {
+        name: "quotas/what a service keeps is not limited",
+        run: services,
+    },
+    Case {
         name: "quotas/files without a name count",
         run: nameless,
     },
@@ -124,6 +128,19 @@ macro_rules! settles {
 
 fn try_write(h: &Harness<'_>, ino: Ino, offset: u64, data: &[u8]) -> Result<usize> {
     h.open(ino).write_at(SYSTEM, offset, data)
+}
+
+/// Clients that fill a quota do not keep their server from what it has to store.
+fn services(h: &Harness<'_>) {
+    let dir = h.mkdir("dir");
+    if !begin(h, dir, 1, 1) {
+        return;
+    }
+    let set = |name: &[u8]| h.fs().setxattr(SYSTEM, dir, name, &[7; 9000], XattrMode::Any);
+    refused!(set(b"user.note"), OverQuota);
+    // A server keeps its clients from these.
+    let kept = set(b"trusted.ferrite.note");
+    assert!(matches!(kept, Ok(()) | Err(FsError::NotPermitted)), "{kept:?}");
 }
 
 fn limits(h: &Harness<'_>) {
