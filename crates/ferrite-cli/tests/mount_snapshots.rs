@@ -48,6 +48,7 @@ fn users_take_and_delete(test: &TestPool) {
     assert_eq!(said(&["diff", &t, "one", "two"]), said(&["diff", &t, "one"]));
     let json = said(&["diff", "--json", &t, "one"]);
     assert!(json.starts_with("{\"change\":\"added\",\"path\":\"new\"}\n"), "{json}");
+    the_space_is_shown(dir);
     nothing_changes(dir);
     let refused = |arguments: &[&str], said: &str| {
         let failed = fails(&mut snapshot(arguments), 1);
@@ -75,6 +76,46 @@ fn users_take_and_delete(test: &TestPool) {
     assert!(listed.ends_with("  two\n") && listed.lines().count() == 1, "{listed}");
     ok(&mut snapshot(&["delete", &t, "two"]));
     sh(dir, "test ! -e t/.snapshots; rm -r t copy restored");
+}
+
+/// Two snapshots of one state hold little each; with the only one of an earlier state goes what only that has.
+fn the_space_is_shown(dir: &Path) {
+    let held = |when: &str| {
+        let json = said(&["list", "--space", "--json", &at(dir, "s")]);
+        let rows = json.lines().map(|line| {
+            let row: serde_json::Value = serde_json::from_str(line).unwrap();
+            (
+                row["name"].as_str().unwrap().to_owned(),
+                row["held_bytes"].as_u64().unwrap(),
+            )
+        });
+        println!("{when}: {json}");
+        rows.collect::<std::collections::BTreeMap<_, _>>()
+    };
+    sh(
+        dir,
+        "mkdir s; head -c 3M /dev/urandom > s/large; mkdir s/.snapshots; mkdir s/.snapshots/1 s/.snapshots/2",
+    );
+    let same = held("nothing has changed");
+    assert!(
+        same.values().all(|bytes| *bytes < 1 << 20) && same.len() == 2,
+        "{same:?}"
+    );
+    sh(
+        dir,
+        "rm s/large; rmdir s/.snapshots/2; echo x > s/new; mkdir s/.snapshots/3",
+    );
+    let rows = held("the file is gone");
+    assert!(rows["1"] >= 3 << 20 && rows["3"] < 1 << 20, "{rows:?}");
+    let listed = said(&["list", "--space", &at(dir, "s")]);
+    let shows = |end: &str| {
+        let line = listed.lines().find(|line| line.ends_with(end)).expect(end);
+        assert!(line.trim_start().starts_with("3."), "{listed}");
+    };
+    shows("  1");
+    shows("  all together");
+    assert_eq!(listed.lines().count(), 3, "{listed}");
+    sh(dir, "rmdir s/.snapshots/* s/.snapshots; rm -r s");
 }
 
 /// Each program that would change something hears that it is read-only.

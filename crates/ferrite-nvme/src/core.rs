@@ -58,6 +58,8 @@ pub(crate) struct Core {
     pub(crate) freeze_barrier: FreezeBarrier,
     pub(crate) unfinished: Unfinished,
     pub(crate) quotas: Quotas,
+    /// Whether a walk of snapshots is in progress.
+    pub(crate) walks_snapshots: AtomicBool,
     pub(crate) housekeeper: Housekeeper,
     /// For submitted calls that have to wait.
     pub(crate) workers: Arc<Workers>,

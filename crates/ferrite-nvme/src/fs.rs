@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{
     Attr, Backlog, BadArgument, Ctx, DirEntry, FLAGS_XATTR, FileKind, FileSystem, FsError, Ino, InodeFlags, Limits,
-    NewFile, NewNode, OpenFile, OpenMode, Opened, Outcome, PATH_MAX, QUOTA_XATTR, RenameMode, Result, SNAPSHOTS_NAME,
-    SetAttr, StatFs, Unsynced, XattrMode,
+    NewFile, NewNode, OpenFile, OpenMode, Opened, Outcome, PATH_MAX, QUOTA_XATTR, RenameMode, Result, SNAPSHOT_XATTR,
+    SNAPSHOTS_NAME, SetAttr, StatFs, Unsynced, XattrMode,
 };
 
 use crate::FILE_BYTES_MAX;
@@ -365,6 +365,7 @@ impl FileSystem for NvmeFs {
         self.0.check_open()?;
         match name {
             QUOTA_XATTR => self.0.quota_text(ino),
+            SNAPSHOT_XATTR => self.0.snapshot_text(ctx, ino),
             FLAGS_XATTR => Ok(self.0.pin(ino)?.read()?.node.flags.to_string().into_bytes()),
             _ => self.0.getxattr(ctx, ino, name),
         }

@@ -223,6 +223,7 @@ pub fn assemble_with(meta: Box<dyn MetaStore>, content: Box<dyn ContentStore>, o
         finishers,
         unfinished: Unfinished::new(),
         quotas: Quotas::default(),
+        walks_snapshots: AtomicBool::new(false),
         next_ino: Mutex::new(record.next_ino),
         inodes: AtomicU64::new(record.inodes),
         small_files: AtomicU64::new(record.small_files),

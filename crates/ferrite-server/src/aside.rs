@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use ferrite_transport::reactor::Served;
 use ferrite_transport::send_queue::SendQueue;
 use ferrite_vfs::workers::{Work, Workers};
-use ferrite_vfs::{Attr, FileKind, Ino, QUOTA_XATTR, SYSTEM, Start};
+use ferrite_vfs::{Attr, FileKind, Ino, QUOTA_XATTR, SNAPSHOT_XATTR, SYSTEM, Start};
 
 use super::export::Store;
 use super::lane::{Busy, Holds, Lane};
@@ -249,6 +249,8 @@ fn needs(session: &Session, request: &Call<'_>) -> Needs {
 
 fn length(session: &Session, request: &Call<'_>) -> Length {
     match request {
+        // It walks all that is in snapshots.
+        Call::Fs(FsRequest::Getxattr { name, .. }) if *name == SNAPSHOT_XATTR => Length::Long(None),
         Call::Fs(request) => length_of_call(session, request),
         Call::File(request) => length_on_file(session, request),
         Call::Session(SessionRequest::Activity {}) | Call::Lock(LockingRequest::ReleaseClient { .. }) => {

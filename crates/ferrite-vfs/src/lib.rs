@@ -36,6 +36,8 @@ mod quota;
 mod random;
 pub mod regions;
 mod shown;
+mod snapshot_space;
+mod text;
 pub mod trace;
 mod types;
 mod vfs;
@@ -59,6 +61,7 @@ pub use quota::{
 };
 pub use random::random;
 pub use shown::Shown;
+pub use snapshot_space::{SNAPSHOT_XATTR, SnapshotSpace, SnapshotWalk};
 pub use types::*;
 pub use vfs::{Dir, Target, Vfs};
 pub use waits::{WaitingCaller, Waits};

@@ -231,8 +231,8 @@ impl Place {
         self.with_path(self.path().join(name))
     }
 
-    /// The value of the attribute that tells of its quota.
-    pub(super) fn quota(&self, attribute: &OsStr) -> Result<Vec<u8>> {
+    /// The value of an attribute that the file system makes up, of up to a page.
+    pub(super) fn xattr(&self, attribute: &OsStr) -> Result<Vec<u8>> {
         match self {
             Place::Here(path) => {
                 let mut text = vec![0; 4096];

@@ -212,7 +212,7 @@ impl Get {
         let mut volumes = Volumes::to_read();
         let place = place_of(&self.path, &mut volumes)?;
         let shown = place.shown();
-        let found = place.quota(attribute()).and_then(|text| {
+        let found = place.xattr(attribute()).and_then(|text| {
             let quota =
                 Found::parse(&text).ok_or_else(|| Why::new("has a quota that this program does not understand"))?;
             print(&shown, &quota, self.json)

@@ -8,9 +8,11 @@ mod keep;
 mod restore;
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
+use ferrite_vfs::{SNAPSHOT_XATTR, SnapshotSpace};
 use jiff::Timestamp;
 use rustix::io::Errno;
 use serde::Serialize;
@@ -19,7 +21,7 @@ use super::clone::NO_SPACE;
 use super::folder::{Folder, NAMES_MAX};
 use super::place::{Place, Result as Tried, Why};
 use super::{OPERANDS, Operand, Volumes, show};
-use crate::{FAILED, Failure, Outcome, USAGE, complain, output, say_json};
+use crate::{FAILED, Failure, Outcome, USAGE, complain, output, say_json, size};
 use keep::{Keep, TIME_NAME};
 
 /// The directory of snapshots.
@@ -35,7 +37,7 @@ const PROBE: &str = ".ferrite-is-of-snapshots";
 Examples:
   ferrite snapshot create /mnt/data before-upgrade
   ferrite snapshot create --keep hourly=24,daily=7 /mnt/data
-  ferrite snapshot list /mnt/data
+  ferrite snapshot list --space /mnt/data
   ferrite snapshot diff /mnt/data before-upgrade
   cp /mnt/data/.snapshots/before-upgrade/report.txt /mnt/data
   ferrite snapshot restore /mnt/data before-upgrade
@@ -87,6 +89,10 @@ struct List {
     /// The directory
     #[arg(value_parser = Operand::parser(), value_hint = clap::ValueHint::DirPath)]
     dir: Operand,
+    /// Show also how much space each one holds alone, and all of them together: what comes back when they are deleted.
+    /// That looks at every file in them
+    #[arg(long)]
+    space: bool,
     /// Print one line of JSON per snapshot
     #[arg(long)]
     json: bool,
@@ -302,9 +308,59 @@ struct Row<'r> {
     /// When it was taken.
     #[serde(skip_serializing_if = "Option::is_none")]
     taken: Option<String>,
+    /// The space that it holds alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    held_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    held_inodes: Option<u64>,
+}
+
+/// The space that a snapshot holds alone, or all of a directory of snapshots.
+fn space_of(at: &Place) -> Tried<SnapshotSpace> {
+    let text = at.xattr(OsStr::from_bytes(SNAPSHOT_XATTR)).map_err(|why| match why {
+        why if why.is(Errno::PERM) => Why::new("only the owner of the directory and root see the space of snapshots"),
+        why if why.is(Errno::BUSY) => Why::new("somebody else asks for the space of snapshots there; try again later"),
+        why if why.is(Errno::NODATA) || why.is(Errno::OPNOTSUPP) => {
+            Why::new("the file system there does not tell the space of snapshots")
+        }
+        why => why,
+    })?;
+    SnapshotSpace::parse(&text)
+        .ok_or_else(|| Why::new("has a report of its space that this program does not understand"))
+}
+
+/// The bytes in a column.
+fn show_space(space: &SnapshotSpace) -> String {
+    format!("{:>10}", size::human(space.bytes))
 }
 
 impl List {
+    /// Prints a snapshot.
+    fn print(&self, name: &OsStr, at: &Place) -> Result<(), Failure> {
+        let taken = at.changed();
+        let space = match self.space.then(|| space_of(at)) {
+            // It was deleted since it was listed.
+            Some(Err(why)) if why.is(Errno::NOENT) || why.is(Errno::STALE) => return Ok(()),
+            space => space.transpose().map_err(|why| failure(at, why))?,
+        };
+        if self.json {
+            let taken = taken.and_then(|time| Some(Timestamp::try_from(time).ok()?.to_string()));
+            return say_json(&Row {
+                name: name.to_string_lossy(),
+                taken,
+                held_bytes: space.map(|space| space.bytes),
+                held_inodes: space.map(|space| space.inodes),
+            });
+        }
+        let space = space.as_ref().map(show_space);
+        let mut line = space.map_or(String::new(), |space| space + "  ").into_bytes();
+        line.extend(show::time(taken, "%Y-%m-%d %H:%M:%S  ").into_bytes());
+        line.extend(show::name(name));
+        line.push(b'\n');
+        output::write(&line);
+        Ok(())
+    }
+
     fn run(self) -> Outcome {
         let mut volumes = Volumes::to_read();
         let place = place_of(&self.dir, &mut volumes)?;
@@ -313,23 +369,16 @@ impl List {
             None => Ok(Vec::new()),
         });
         let above = place.join(OsStr::new(SNAPSHOTS));
-        for name in rows.map_err(|why| failure(&place, why))? {
-            let taken = above.join(&name).changed();
-            if self.json {
-                let taken = taken.and_then(|time| Some(Timestamp::try_from(time).ok()?.to_string()));
-                say_json(&Row {
-                    name: name.to_string_lossy(),
-                    taken,
-                })?;
-            } else {
-                let mut line = show::time(taken, "%Y-%m-%d %H:%M:%S  ").into_bytes();
-                line.extend(show::name(&name));
-                line.push(b'\n');
-                output::write(&line);
-            }
+        let names = rows.map_err(|why| failure(&place, why))?;
+        for name in &names {
+            self.print(name, &above.join(name))?;
             if !output::goes_on() {
                 break;
             }
+        }
+        if self.space && !self.json && names.len() > 1 {
+            let all = space_of(&above).map_err(|why| failure(&above, why))?;
+            output::say(format_args!("{}  all together", show_space(&all)));
         }
         volumes.close()?;
         Ok(0)

@@ -6,8 +6,8 @@ use ferrite_pm::Medium;
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, DirEntry, Durability, FLAGS_XATTR, FileKind, FileSystem, FsError, Ino, InodeFlags, Limits,
-    NewFile, NewNode, OpenFile, OpenMode, Opened, QUOTA_XATTR, RenameMode, Result, SetAttr, StatFs, Unsynced,
-    XattrMode, posix,
+    NewFile, NewNode, OpenFile, OpenMode, Opened, QUOTA_XATTR, RenameMode, Result, SNAPSHOT_XATTR, SetAttr, StatFs,
+    Unsynced, XattrMode, posix,
 };
 
 use super::file::PmFile;
@@ -19,7 +19,7 @@ use crate::format::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
 use crate::tree::attr::{self, Through};
 use crate::tree::lookup::{lookup, pin};
 use crate::tree::open::{self, Taken};
-use crate::tree::{clone, create, dir, permission, plus, quota, remove, rename, xattr};
+use crate::tree::{clone, create, dir, held, permission, plus, quota, remove, rename, xattr};
 
 impl Engine {
     fn make(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &create::New<'_>) -> Result<Attr> {
@@ -330,6 +330,7 @@ impl FileSystem for Engine {
         self.core().reading(|core| match name {
             QUOTA_XATTR => quota::get(core, ino),
             FLAGS_XATTR => attr::flags(core, ino),
+            SNAPSHOT_XATTR => held::get(core, ctx, ino),
             _ => xattr::get(core, ctx, ino, name),
         })
     }

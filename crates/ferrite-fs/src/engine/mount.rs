@@ -249,6 +249,7 @@ fn core(
         alloc: loaded.alloc,
         shares: loaded.shares,
         quotas: Quotas::default(),
+        walks_snapshots: AtomicBool::new(false),
         map: loaded.map,
         names: loaded.names,
         inode_map: loaded.inode_map,

@@ -105,7 +105,7 @@ pub(super) fn mapped_within(core: &Core, mem: &InodeMem, inode: &Inode, range: P
 
 /// Mapped pages that follow each other in the file and lie in blocks that do, with the same log.
 #[derive(Clone, Copy)]
-pub(super) struct MappedRun {
+pub(crate) struct MappedRun {
     pub(super) first: Lblk,
     /// Of the first page.
     pub(super) word: PageWord,
@@ -120,7 +120,7 @@ impl MappedRun {
     }
 
     /// Its pages with their words.
-    pub(super) fn each(self) -> impl Iterator<Item = (Lblk, PageWord)> {
+    pub(crate) fn each(self) -> impl Iterator<Item = (Lblk, PageWord)> {
         (0..self.pages).map(move |distance| {
             // A damaged word may lead anywhere, and must not cause a panic.
             (Lblk::at(u64::from(self.first) + distance), self.word.plus(distance))
@@ -144,7 +144,7 @@ fn add_run(runs: &mut Vec<MappedRun>, entry: MapEntry, pages: u64) {
 /// The same as runs with their words: a structure that knows runs takes a step for each. Adjacent runs may stay
 /// separate. Where half of a range is mapped, looking up its pages costs no more than looking up those that a walk of
 /// the table finds.
-pub(super) fn mapped_runs(core: &Core, mem: &InodeMem, inode: &Inode, range: PageRange) -> Vec<MappedRun> {
+pub(crate) fn mapped_runs(core: &Core, mem: &InodeMem, inode: &Inode, range: PageRange) -> Vec<MappedRun> {
     let most = u64::from(inode.blocks());
     let mut runs: Vec<MappedRun> = Vec::new();
     if most == 0 || range.is_empty() {

@@ -61,6 +61,8 @@ pub(crate) struct Core {
     pub(crate) alloc: BlockAlloc,
     pub(crate) shares: Shares,
     pub(crate) quotas: Quotas,
+    /// Whether a walk of snapshots is in progress.
+    pub(crate) walks_snapshots: AtomicBool,
     pub(crate) map: Box<dyn FileMap>,
     pub(crate) names: NameTable,
     pub(crate) log_space: LogSpace,

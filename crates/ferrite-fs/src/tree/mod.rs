@@ -10,6 +10,7 @@ pub(crate) mod attr;
 pub(crate) mod clone;
 pub(crate) mod create;
 pub(crate) mod dir;
+pub(crate) mod held;
 pub(crate) mod lookup;
 pub(crate) mod open;
 pub(crate) mod permission;

@@ -13,6 +13,7 @@
 
 mod clear;
 mod clone;
+mod held;
 mod make;
 mod quota;
 mod remove;

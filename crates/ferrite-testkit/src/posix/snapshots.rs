@@ -3,7 +3,7 @@
 
 use ferrite_vfs::{
     Attr, Cred, Ctx, DirEntry, FallocateMode, FileKind, FsError, Ino, NewFile, NewNode, OpenMode, ROOT_INO, RenameMode,
-    Result, SNAPSHOTS_NAME, SYSTEM, SetAttr, SetTime, Timestamp, XattrMode,
+    Result, SNAPSHOT_XATTR, SNAPSHOTS_NAME, SYSTEM, SetAttr, SetTime, SnapshotSpace, Timestamp, XattrMode,
 };
 
 use super::{Case, Harness};
@@ -39,6 +39,10 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "snapshots/owners and root take and remove them",
         run: owners,
+    },
+    Case {
+        name: "snapshots/the space that they alone hold",
+        run: space,
     },
 ];
 
@@ -446,4 +450,67 @@ fn owners(h: &Harness<'_>) {
     h.file("dir/file of root");
     refused!(fs.mkdir(&owner, snapshots.ino, b"s", 0o755), NotPermitted);
     fs.rmdir(&owner, dir, SNAPSHOTS_NAME).expect("rmdir");
+}
+
+/// The bytes that a snapshot holds alone, or all of a directory.
+fn held(h: &Harness<'_>, path: &str) -> u64 {
+    let text = h.fs().getxattr(SYSTEM, h.ino(path), SNAPSHOT_XATTR).expect(path);
+    SnapshotSpace::parse(&text).expect("a report").bytes
+}
+
+fn space(h: &Harness<'_>) {
+    const FILE: usize = 300_000;
+    // Less than a file, and more than names and inodes take.
+    const LITTLE: u64 = 100_000;
+    let (fs, top) = (h.fs(), h.mkdir("top"));
+    let own = SetAttr {
+        uid: Some(1),
+        ..SetAttr::default()
+    };
+    h.set(top, own);
+    for name in ["a", "b"] {
+        h.write(&format!("top/{name}"), &pattern(1, FILE));
+    }
+    h.link("top/a", "top/other name");
+    let snapshots = h.mkdir("top/.snapshots");
+    take(h, "top", "1");
+    let first = fs.getxattr(SYSTEM, h.ino("top/.snapshots/1"), SNAPSHOT_XATTR);
+    if matches!(first, Err(FsError::NotSupported(_))) {
+        return;
+    }
+    let first = SnapshotSpace::parse(&first.expect("space")).expect("a report");
+    assert!(first.inodes == 3 && first.bytes < LITTLE, "all is shared: {first}");
+    assert!(held(h, "top/.snapshots") < LITTLE, "also of all together");
+
+    // After this nothing else has the file of `1`, and after the second time that of `2`. It may take more than its
+    // bytes.
+    let one = FILE as u64;
+    let rewrite = |seed| h.write_at(h.ino("top/a"), 0, &pattern(seed, FILE));
+    rewrite(2);
+    assert!(held(h, "top/.snapshots/1") >= one);
+    take(h, "top", "2");
+    assert!(held(h, "top/.snapshots/2") < LITTLE);
+    rewrite(3);
+    // Both have this file, so neither holds it alone, and both together do.
+    h.unlink("top/b");
+    let [first, second] = ["top/.snapshots/1", "top/.snapshots/2"].map(|path| held(h, path));
+    let all = held(h, "top/.snapshots");
+    assert!(
+        first >= one && second >= one && all >= first + second + one,
+        "{first} and {second} of {all}"
+    );
+    fs.rmdir(SYSTEM, snapshots, b"1").expect("rmdir");
+    assert!(held(h, "top/.snapshots/2") >= second + one);
+    // A clone has it as well.
+    clone(h, "top/.snapshots/2", "clone");
+    assert!(held(h, "top/.snapshots/2") < LITTLE);
+
+    for path in ["top", "top/a", "top/.snapshots/2/a", "clone"] {
+        refused!(fs.getxattr(SYSTEM, h.ino(path), SNAPSHOT_XATTR), NoAttribute);
+    }
+    let [owner, other] = [1, 2].map(|id| Ctx::checked(Cred::new(id, id)));
+    fs.getxattr(&owner, snapshots, SNAPSHOT_XATTR).expect("the owner");
+    refused!(fs.getxattr(&other, snapshots, SNAPSHOT_XATTR), NotPermitted);
+    let set = fs.setxattr(SYSTEM, snapshots, SNAPSHOT_XATTR, b"held_bytes=0", XattrMode::Any);
+    assert!(set.is_err(), "it is what it is");
 }

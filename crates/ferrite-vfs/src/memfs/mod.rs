@@ -24,7 +24,8 @@ use crate::posix::Access;
 use crate::{
     Attr, BadArgument, Ctx, DirEntry, Durability, FLAGS_XATTR, FileKind, FileSystem, FsError, Ino, InodeFlags,
     LINK_MAX, Limits, NO_NAME, NameChange, NewFile, NewNode, OpenFile, OpenMode, Opened, Outcome, PATH_MAX, ROOT_INO,
-    RenameMode, Result, SYSTEM, SetAttr, StatFs, Timestamp, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode, posix,
+    RenameMode, Result, SNAPSHOT_XATTR, SYSTEM, SetAttr, StatFs, Timestamp, Unsupported, XATTR_NAME_MAX,
+    XATTR_SIZE_MAX, XattrMode, posix,
 };
 use clone::As;
 use data::{MemFile, PAGE_BYTES};
@@ -469,8 +470,10 @@ impl FileSystem for MemFs {
         check_xattr_name(name)?;
         let mut state = self.state();
         let node = state.node(ino)?;
-        if name == FLAGS_XATTR {
-            return Ok(node.flags.to_string().into_bytes());
+        match name {
+            FLAGS_XATTR => return Ok(node.flags.to_string().into_bytes()),
+            SNAPSHOT_XATTR => return Err(FsError::NotSupported(Unsupported::AttributeNamespace)),
+            _ => {}
         }
         if ctx.check {
             posix::may_xattr(&node.guarded(&ctx.cred)?, &ctx.cred, name, Access::READ)?;

@@ -6,7 +6,8 @@ mod table;
 
 use std::fmt;
 
-use crate::{BadArgument, FLAGS_XATTR, FsError, Ino, Result, StatFs, posix};
+use crate::text::number;
+use crate::{BadArgument, FLAGS_XATTR, FsError, Ino, Result, SNAPSHOT_XATTR, StatFs, posix};
 
 pub use table::{QUOTA_LEVELS_MAX, QUOTAS_LISTED_MAX, QuotaChange, QuotaCharge, QuotaTable, QuotaUsage, QuotaUse};
 
@@ -39,18 +40,12 @@ pub struct Quota {
 }
 
 /// Checks the name of an attribute, as a front end may pass it to an engine: one that an engine keeps
-/// ([`posix::check_xattr_name`]), or that of quotas or flags, which engines without them refuse.
+/// ([`posix::check_xattr_name`]), or that of quotas, flags or snapshots, which engines without them refuse.
 pub fn check_attribute_name(name: &[u8]) -> Result<()> {
     match name {
-        QUOTA_XATTR | FLAGS_XATTR => Ok(()),
+        QUOTA_XATTR | FLAGS_XATTR | SNAPSHOT_XATTR => Ok(()),
         _ => posix::check_xattr_name(name),
     }
-}
-
-/// The number behind `name=` in a text of such words.
-fn number(text: &str, name: &str) -> Option<u64> {
-    let mut words = text.split([' ', ',']).filter_map(|word| word.split_once('='));
-    words.rfind(|(found, _)| *found == name)?.1.parse().ok()
 }
 
 impl fmt::Display for QuotaLimits {
