@@ -163,12 +163,14 @@ impl<'s> RequestHandler<'s> {
 
     /// Keeps an open file, and describes it.
     fn opened(&self, opened: Opened, mode: OpenMode, number: u64) -> Result<OpenedFile> {
-        if mode.truncate {
-            self.settle(&*opened.file)?;
-        }
         let attr = opened.attr;
         let node_attr = self.reported(attr);
-        if let Err(error) = self.session.keep_file(number, opened.file, mode) {
+        let settled = match mode.truncate {
+            true => self.settle(&*opened.file),
+            false => Ok(()),
+        };
+        // A failure gives the pin back.
+        if let Err(error) = settled.and_then(|()| self.session.keep_file(number, opened.file, mode)) {
             self.session.undo(self.id);
             return Err(error);
         }
