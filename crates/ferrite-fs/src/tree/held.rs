@@ -116,7 +116,10 @@ impl Walk<'_> {
                 return Err(FsError::damaged(u64::from(dir.ino), "the directory contains itself"));
             }
             let mut cookie = 0;
-            while !self.core.has_ended() {
+            loop {
+                if self.core.has_ended() {
+                    return Err(FsError::Io("the pool is being closed".into()));
+                }
                 let entries = match dir::list_some(self.core, &dir, cookie) {
                     // It was removed meanwhile.
                     Err(FsError::NotFound | FsError::Stale) => break,
