@@ -463,7 +463,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let with = |first: &str, second: &str| {
             let text = format!(
-                "[[pool]]\npath = \"a\"\n[[pool.export]]\nname = \"x\"\n{first}\n[[pool.export]]\nname = \"y\"\n{second}\n"
+                "[[pool]]\npath = 'a'\n[[pool.export]]\nname = 'x'\n{first}\n[[pool.export]]\nname = 'y'\n{second}\n"
             );
             read_text(dir.path(), &text)
         };
