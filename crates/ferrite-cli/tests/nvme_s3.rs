@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::server::Server;
@@ -513,7 +515,13 @@ fn users_of_a_server_work_while_the_bucket_is_silent() {
     let stored = pool.objects().len();
     assert!(stored > 0);
 
-    pool.service.plan(|_| Some(S3Fault::Silent));
+    let deletes = Arc::new(AtomicU32::new(0));
+    let seen = Arc::clone(&deletes);
+    pool.service.plan(move |request| {
+        let is_delete = request.method == "POST" || request.method == "DELETE";
+        seen.fetch_add(u32::from(is_delete), Ordering::Relaxed);
+        Some(S3Fault::Silent)
+    });
     let commands = [
         "cp ../content f; cmp ../content f; sync f",
         "mkdir d; mv f d/f; ln d/f d/g; chmod 600 d/g; rm d/f; truncate -s 100 d/g; sync d",
@@ -535,9 +543,20 @@ fn users_of_a_server_work_while_the_bucket_is_silent() {
     }
     assert_eq!(pool.objects().len(), stored, "everything was done without the bucket");
 
+    // The object of `stored` is to be deleted, and that request gets no answer either.
+    let until = Instant::now() + Duration::from_secs(30);
+    while deletes.load(Ordering::Relaxed) == 0 {
+        assert!(Instant::now() < until, "no object is deleted");
+        std::thread::sleep(Duration::from_millis(50));
+    }
     pool.service.plan(|_| None);
+    let began = Instant::now();
     umount(&mnt);
     server.stop();
+    assert!(
+        began.elapsed() < Duration::from_secs(40),
+        "an end waits for an unanswered request"
+    );
     ok(ferrite().args(["fsck", "--data", &pool.address()]));
 }
 

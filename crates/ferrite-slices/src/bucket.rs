@@ -11,7 +11,7 @@ use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -132,9 +132,22 @@ impl<T> Started<T> {
             Err(RecvTimeoutError::Timeout) => Err(Error::Failed(
                 "the service or requests before this one take too long".into(),
             )),
-            Err(RecvTimeoutError::Disconnected) => Err(Error::Failed("the bucket was closed".into())),
+            Err(RecvTimeoutError::Disconnected) => Err(closed()),
         }
     }
+
+    /// Its outcome, if it has ended. Does not wait; gives the outcome once.
+    pub fn ended(&self) -> Option<Result<T>> {
+        match self.0.try_recv() {
+            Ok(done) => Some(done),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => Some(Err(closed())),
+        }
+    }
+}
+
+fn closed() -> Error {
+    Error::Failed("the bucket was closed".into())
 }
 
 impl fmt::Debug for Bucket {
@@ -507,13 +520,18 @@ impl Bucket {
         self.start(async move { bucket.get(&name, bytes_max).await }).wait()
     }
 
+    /// [`Self::delete`], begun.
+    pub fn start_delete(&self, names: Vec<String>) -> Started<()> {
+        let bucket = self.clone();
+        self.start(async move { bucket.delete(&names).await })
+    }
+
     /// [`Self::delete`], waited for.
     ///
     /// # Errors
     /// As of [`Self::delete`].
     pub fn delete_now(&self, names: Vec<String>) -> Result<()> {
-        let bucket = self.clone();
-        self.start(async move { bucket.delete(&names).await }).wait()
+        self.start_delete(names).wait()
     }
 
     /// [`Self::list`], waited for.

@@ -1,22 +1,23 @@
 //! The thread that keeps content in S3 in order: it publishes what has waited for long, writes crowded blocks anew, and
-//! deletes the objects of dead slices.
+//! has the objects of dead slices deleted (`collection`).
 //!
-//! Invariants: it holds the store only while it works, so that an engine that was dropped takes all with it. A block is
-//! written anew from the bytes that its slices have, and only if nothing has changed in it meanwhile.
+//! Invariants: it holds the store only while it works, so that an engine that was dropped takes all with it. It waits
+//! for no request of which the outcome can be seen later: a service that is silent keeps it from no other work. A block
+//! is written anew from the bytes that its slices have, and only if nothing has changed in it meanwhile.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_checks::ranked::Mutex;
 use ferrite_slices::{BLOCK_BYTES, Extent};
 
 use super::blob::SharedBlob;
 use super::buffer::Buffer;
 use super::calls::{Calls, Queue};
+use super::collection::Collection;
 use super::reading::{copy_of, hulls_of, within};
 use super::store::{Store, of_bucket};
 use super::{handles, lock_order, logged, rejoin};
@@ -24,18 +25,12 @@ use crate::content_store::{Error, Result};
 
 /// How often it looks, if nobody calls.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How often it looks for dead slices.
-const COLLECTION_PERIOD: Duration = Duration::from_secs(20);
 /// How long it waits for a blob that others change.
 const TURN: Duration = Duration::from_millis(50);
-/// Objects that are deleted by one request.
-const DELETED_AT_ONCE: usize = 1000;
 /// How long it waits for a slice of a block that it writes anew.
 const FETCH_MAX: Duration = Duration::from_secs(10);
 /// Blocks that are written anew before it looks for changes again.
 const BLOCKS_A_TURN: usize = 16;
-/// Pages of dead slices, in the same way.
-const PAGES_A_TURN: usize = 4;
 
 /// The thread.
 #[derive(Default)]
@@ -72,7 +67,7 @@ impl Keeper {
 }
 
 fn run(calls: &Calls, store: &Weak<Store>) {
-    let mut collected = Instant::now();
+    let mut collection = Collection::new();
     loop {
         let was_called;
         {
@@ -96,11 +91,8 @@ fn run(calls: &Calls, store: &Weak<Store>) {
         logged::trim(&store);
         rejoin::rejoin(&store);
         rewrite_blocks(calls, &store);
-        if collected.elapsed() > COLLECTION_PERIOD.min(store.options.keep + Duration::from_secs(1)) {
-            collected = Instant::now();
-            if let Err(error) = collect(&store, &|| calls.is_over()) {
-                tracing::debug!(%error, "objects of dead slices stay for now");
-            }
+        if let Err(error) = collection.advance(&store) {
+            tracing::debug!(%error, "objects of dead slices stay for now");
         }
     }
 }
@@ -144,7 +136,11 @@ fn rewrite_blocks(calls: &Calls, store: &Store) {
             Ok(true) => {
                 store.rewritten_blocks.fetch_add(1, Ordering::Relaxed);
             }
-            Err(error) => tracing::debug!(place = %blob.place, block, %error, "a block stays as it is"),
+            Err(error) => {
+                // The others would wait for the same service.
+                tracing::debug!(place = %blob.place, block, %error, "a block stays as it is");
+                return;
+            }
         }
     }
 }
@@ -196,27 +192,4 @@ impl SharedBlob {
         self.store.count_buffered(more, 0);
         Ok(true)
     }
-}
-
-/// Deletes the objects of dead slices whose time has come, and then their rows. A crash in between leaves rows of
-/// objects that are gone, which go the next time.
-pub(super) fn collect(store: &Store, is_over: &dyn Fn() -> bool) -> Result<()> {
-    let now = match is_seeded(Bug::CollectBeforeTime) {
-        true => u64::MAX,
-        false => Store::now(),
-    };
-    for _ in 0..PAGES_A_TURN {
-        let due = store.rows.due(now, DELETED_AT_ONCE)?;
-        if due.is_empty() || is_over() {
-            break;
-        }
-        store.check_changes()?;
-        let names = due.iter().map(|&(id, _)| store.objects.name(id)).collect();
-        store.bucket.delete_now(names).map_err(of_bucket)?;
-        due.iter().for_each(|&(id, _)| store.objects.forget(id));
-        store.rows.forget_dead(&due)?;
-        let deleted = due.len() as u64;
-        store.deleted_slices.fetch_add(deleted, Ordering::Relaxed);
-    }
-    Ok(())
 }

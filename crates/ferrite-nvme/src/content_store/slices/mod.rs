@@ -6,7 +6,8 @@
 //! and their records in a log (`logged`, with `log_state`), which rows know by marks (`mark`); `buffer`, bytes that
 //! have yet to become a slice; `upload`, slices on their way (`unstored`), which wait in memory or, by `spill`, in the
 //! log (`in_log`); `ids`, the ids of slices; `rows`, the keys and transactions; `keeper`, the thread that publishes
-//! what waits for long, writes blocks anew and deletes objects; `comparison`, of the bucket with the rows.
+//! what waits for long, writes blocks anew and has dead objects deleted (`collection`); `comparison`, of the bucket
+//! with the rows.
 //!
 //! # Order of a change
 //!
@@ -43,6 +44,7 @@ mod blob_row;
 mod buffer;
 mod calls;
 mod change;
+mod collection;
 mod comparison;
 mod far;
 mod handles;
@@ -413,7 +415,7 @@ impl ContentStore for SlicesContent {
         published?;
         logged::trim(&self.store);
         if self.store.check_changes().is_ok()
-            && let Err(error) = keeper::collect(&self.store, &|| false)
+            && let Err(error) = collection::collect_at_end(&self.store)
         {
             tracing::debug!(%error, "objects of dead slices stay for now");
         }
