@@ -255,7 +255,7 @@ pub(crate) fn add(families: &mut Vec<MetricFamily>, reports: &[Report]) {
 const OF_QUOTAS: [(&str, &str, &str); 4] = [
     (
         "ferrite_quota_used_bytes",
-        "Space that a directory tree with a quota uses, of the directory with this inode.",
+        "Space that a tree with a quota uses, of the directory with this inode, or a user with a quota.",
         "used_bytes",
     ),
     (
@@ -276,12 +276,14 @@ fn add_quotas(families: &mut Vec<MetricFamily>, reports: &[Report]) {
     for (name, help, member) in OF_QUOTAS {
         let mut family = Family::new(families, name, MetricType::GAUGE, help);
         for report in reports {
-            for quota in report.engine["quotas"].as_array().into_iter().flatten() {
-                let inode = quota["inode"].to_string();
-                let value = quota[member].as_f64().unwrap_or_default();
-                if value > 0.0 || !member.starts_with("limit") {
-                    let labels = [("pool", &*report.pool), ("dir", &*report.dir), ("inode", &*inode)];
-                    family.value(&labels, value);
+            for (list, label) in [("quotas", "inode"), ("user_quotas", "uid")] {
+                for quota in report.engine[list].as_array().into_iter().flatten() {
+                    let number = quota[label].to_string();
+                    let value = quota[member].as_f64().unwrap_or_default();
+                    if value > 0.0 || !member.starts_with("limit") {
+                        let labels = [("pool", &*report.pool), ("dir", &*report.dir), (label, &*number)];
+                        family.value(&labels, value);
+                    }
                 }
             }
         }

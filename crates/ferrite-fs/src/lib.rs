@@ -52,5 +52,6 @@ pub use format::layout::{self, Superblock};
 pub use options::{
     AtimePolicy, DramUse, EntryDump, Finding, FsckOptions, FsckReport, LastScrub, Mapping, Mended, MergeCounts,
     MkfsOptions, MountOptions, Owner, PageDump, PoolInfo, QuotaUse, RepairReport, RuntimeFinding, ScrubReport,
+    UserQuota,
 };
 pub use thread::number_thread;

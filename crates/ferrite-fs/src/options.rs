@@ -5,8 +5,8 @@
 
 pub use ferrite_map::Mapping;
 use ferrite_pm::Durability;
-pub use ferrite_vfs::QuotaUse;
 pub use ferrite_vfs::volume::ScrubReport;
+pub use ferrite_vfs::{QuotaUse, UserQuota};
 use serde::{Deserialize, Serialize};
 
 /// The owner of a file; by default the root user.
@@ -468,6 +468,9 @@ pub struct PoolInfo {
     /// Quotas of directory trees, by inode; the first thousand.
     #[serde(default)]
     pub quotas: Vec<QuotaUse>,
+    /// Quotas of users, by number; the first thousand.
+    #[serde(default)]
+    pub user_quotas: Vec<UserQuota>,
     /// Names in total.
     pub names: u64,
     /// Free names.

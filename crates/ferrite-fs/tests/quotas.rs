@@ -2,16 +2,19 @@
 //! mapping. Their meaning is a part of the POSIX suite.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use crate::clone_trees::{mkdir, roomy};
 use crate::common::bound::{again, pool, reopened, seed};
+use crate::common::remote::{Checked, WRITABLE};
 use crate::common::{check, make, pattern, write};
 use ferrite_fs::{Engine, Mapping};
 use ferrite_pm::Choice;
 use ferrite_testkit::rng::Rng;
+use ferrite_vfs::regions::{Adapter, Regions};
 use ferrite_vfs::{
-    FileKind, FileSystem, FsError, Ino, OpenMode, QUOTA_XATTR, Quota, QuotaLimits, ROOT_INO, RenameMode, Result,
-    SYSTEM, XattrMode,
+    FileKind, FileSystem, FsError, Ino, OpenMode, QUOTA_XATTR, Quota, QuotaAttribute, QuotaLimits, ROOT_INO,
+    RenameMode, Result, SYSTEM, SetAttr, UserQuota, XattrMode,
 };
 
 const PAGE: u64 = 4096;
@@ -29,15 +32,42 @@ fn get(engine: &Engine, ino: Ino) -> Option<Quota> {
     }
 }
 
-/// Pages and inodes of a tree, without snapshots, as its attributes tell.
-fn counted(engine: &Engine, top: Ino) -> (u64, u64) {
+/// The users with quotas.
+const USERS: [u32; 2] = [5, 6];
+
+fn set_user(engine: &Engine, uid: u32, bytes: u64, inodes: u64) -> Result<()> {
+    let limits = QuotaLimits { bytes, inodes }.to_string();
+    let name = QuotaAttribute::User(uid).name();
+    engine.setxattr(SYSTEM, ROOT_INO, &name, limits.as_bytes(), XattrMode::Any)
+}
+
+fn get_user(engine: &Engine, uid: u32) -> Option<UserQuota> {
+    match engine.getxattr(SYSTEM, ROOT_INO, &QuotaAttribute::User(uid).name()) {
+        Ok(text) => Some(UserQuota::parse(&text).unwrap()),
+        Err(FsError::NoAttribute) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn give(engine: &Engine, ino: Ino, uid: u32) -> Result<()> {
+    let set = SetAttr {
+        uid: Some(uid),
+        ..SetAttr::default()
+    };
+    engine.setattr(SYSTEM, ino, &set).map(drop)
+}
+
+/// Pages and inodes of a tree, without snapshots, as its attributes tell; of a user, or of all.
+fn counted(engine: &Engine, top: Ino, uid: Option<u32>) -> (u64, u64) {
     let (mut dirs, mut seen) = (vec![top], HashSet::new());
-    let mut pages = 0;
+    let (mut pages, mut inodes) = (0, 0);
     let mut count = |ino: Ino| {
         let is_new = seen.insert(ino);
-        if is_new {
+        let attr = engine.getattr(SYSTEM, ino).unwrap();
+        if is_new && uid.is_none_or(|uid| uid == attr.uid) {
             // Of 512 bytes; a block of attributes is among them or not.
-            pages += engine.getattr(SYSTEM, ino).unwrap().blocks / 8;
+            pages += attr.blocks / 8;
+            inodes += 1;
         }
         is_new
     };
@@ -55,20 +85,34 @@ fn counted(engine: &Engine, top: Ino) -> (u64, u64) {
             }
         }
     }
-    (pages, seen.len() as u64)
+    (pages, inodes)
+}
+
+fn check_used((used_bytes, used_inodes): (u64, u64), (pages, inodes): (u64, u64), when: &str) {
+    assert_eq!(used_inodes, inodes, "{when}: inodes");
+    // Attributes of `blocks` leave the blocks of extended attributes out.
+    let used = used_bytes / PAGE;
+    assert!(
+        used >= pages && used <= pages + inodes,
+        "{when}: {used} pages, {pages} seen"
+    );
+}
+
+/// The quota of a user says what is there.
+fn check_user(engine: &Engine, uid: u32, when: &str) {
+    let quota = get_user(engine, uid).unwrap();
+    let seen = counted(engine, ROOT_INO, Some(uid));
+    check_used(
+        (quota.used_bytes, quota.used_inodes),
+        seen,
+        &format!("{when}, user {uid}"),
+    );
 }
 
 /// The quota of a directory says what is there.
 fn check_count(engine: &Engine, dir: Ino, when: &str) {
     let quota = get(engine, dir).unwrap();
-    let (pages, inodes) = counted(engine, dir);
-    assert_eq!(quota.used_inodes, inodes, "{when}: inodes");
-    // Attributes of `blocks` leave the blocks of extended attributes out.
-    let used = quota.used_bytes / PAGE;
-    assert!(
-        used >= pages && used <= pages + inodes,
-        "{when}: {used} pages, {pages} seen"
-    );
+    check_used((quota.used_bytes, quota.used_inodes), counted(engine, dir, None), when);
 }
 
 /// Whatever is done in and beside trees, their counts are those that a mount finds.
@@ -82,6 +126,10 @@ fn random_operations_are_counted() {
         for dir in [outer, inner, beside] {
             set(&engine, dir, 300 * PAGE, 60).unwrap();
         }
+        for uid in USERS {
+            set_user(&engine, uid, 100 * PAGE, 25).unwrap();
+        }
+        let mut owned = 0;
         for round in 0..4 {
             for _ in 0..150 {
                 let dirs = [outer, inner, beside, ROOT_INO];
@@ -90,7 +138,7 @@ fn random_operations_are_counted() {
                 let found = engine.lookup(SYSTEM, dir, &name).ok();
                 let size = rng.below(40) * 1000;
                 // Refusals are as good as successes.
-                let _ = match (rng.below(9), found) {
+                let _ = match (rng.below(11), found) {
                     (0 | 1, None) => engine
                         .create(
                             SYSTEM,
@@ -117,6 +165,7 @@ fn random_operations_are_counted() {
                     (7, Some(_)) => engine.rename(SYSTEM, dir, &name, to, &other, RenameMode::Replace),
                     (8, Some(found)) if found.kind == FileKind::Directory => engine.rmdir(SYSTEM, dir, &name),
                     (8, Some(_)) => engine.unlink(SYSTEM, dir, &name),
+                    (9 | 10, Some(found)) => give(&engine, found.ino, *rng.pick(&[0, 5, 6, 7])),
                     _ => Ok(()),
                 };
             }
@@ -128,13 +177,22 @@ fn random_operations_are_counted() {
                     "{mapping}: {quota}"
                 );
             }
+            let of_users = USERS.map(|uid| get_user(&engine, uid).unwrap());
+            for quota in of_users {
+                check_user(&engine, quota.uid, &format!("{mapping}, round {round}"));
+                let is_within = quota.used_inodes <= 25 && quota.used_bytes <= 100 * PAGE;
+                assert!(is_within, "{mapping}: {quota}");
+                owned += quota.used_inodes;
+            }
             (engine, recorder) = again(engine, &recorder);
             assert_eq!(
                 [outer, inner, beside].map(|dir| get(&engine, dir).unwrap()),
                 before,
                 "{mapping}"
             );
+            assert_eq!(USERS.map(|uid| get_user(&engine, uid).unwrap()), of_users, "{mapping}");
         }
+        assert!(owned > 0, "{mapping}: users own nothing");
     }
 }
 
@@ -192,5 +250,76 @@ fn a_crash_leaves_counts_right() {
             }
         }
         assert_eq!(roots.len(), 2, "{mapping}");
+    }
+}
+
+/// A crash at any fence while users get quotas and lose them: all quotas of before are there or all of after, and they
+/// count what is there.
+#[test]
+fn a_crash_leaves_quotas_of_users_whole() {
+    for &mapping in Mapping::ALL {
+        let (engine, recorder) = pool(&roomy(mapping, false).inodes(1023));
+        let dir = mkdir(&engine, "dir");
+        for (name, uid) in [("a", 5), ("b", 6), ("c", 5)] {
+            let ino = make(&engine, dir, name);
+            write(&engine, ino, 0, &pattern(9000, 1));
+            give(&engine, ino, uid).unwrap();
+        }
+        engine.unmount().unwrap();
+        let (engine, recorder) = reopened(&recorder.log().final_image());
+        set_user(&engine, 5, 1 << 20, 0).unwrap();
+        set_user(&engine, 6, 0, 7).unwrap();
+        engine
+            .removexattr(SYSTEM, ROOT_INO, &QuotaAttribute::User(5).name())
+            .unwrap();
+        write(&engine, make(&engine, dir, "d"), 0, &pattern(5000, 1));
+        let log = recorder.log();
+        let mut cursor = log.cursor();
+        let mut seen = HashSet::new();
+        loop {
+            let point = cursor.point();
+            for choice in [Choice::None, Choice::Random(point as u64)] {
+                cursor.with_image(choice, |image| {
+                    check(image);
+                    let (engine, _) = reopened(image);
+                    let found = USERS.map(|uid| get_user(&engine, uid));
+                    seen.insert(found.map(|quota| quota.is_some()));
+                    for quota in found.into_iter().flatten() {
+                        check_user(&engine, quota.uid, &format!("{mapping}, point {point}"));
+                        let limits = (quota.limit_bytes, quota.limit_inodes);
+                        assert_eq!(limits, if quota.uid == 5 { (1 << 20, 0) } else { (0, 7) });
+                    }
+                });
+            }
+            if (0..2).take_while(|_| cursor.advance()).count() == 0 {
+                break;
+            }
+        }
+        let states = [[false, false], [true, false], [true, true], [false, true]];
+        assert_eq!(seen, HashSet::from(states), "{mapping}");
+    }
+}
+
+/// A snapshot counts for nobody, also while the files in it that are bound are copied.
+#[test]
+fn snapshots_of_bound_files_count_for_nobody() {
+    for &mapping in Mapping::ALL {
+        let (engine, recorder) = pool(&roomy(mapping, false).inodes(1023));
+        let dir = mkdir(&engine, "dir");
+        let file = make(&engine, dir, "bound");
+        write(&engine, file, 0, &pattern(80_000, 1));
+        give(&engine, file, 5).unwrap();
+        set_user(&engine, 5, 30 * PAGE, 0).unwrap();
+        let used = get_user(&engine, 5).unwrap();
+        let adapter: Arc<dyn Adapter> = Arc::new(Checked::default());
+        let region = engine.bind(SYSTEM, file, WRITABLE, adapter).unwrap();
+        let snapshots = engine.mkdir(SYSTEM, dir, b".snapshots", 0o755).unwrap().ino;
+        let top = engine.mkdir(SYSTEM, snapshots, b"one", 0o755).unwrap().ino;
+        let copy = engine.lookup(SYSTEM, top, b"bound").unwrap();
+        assert_eq!((copy.uid, copy.size), (5, 80_000), "{mapping}");
+        assert_eq!(get_user(&engine, 5).unwrap(), used, "{mapping}");
+        region.unbind().unwrap();
+        let (engine, _) = again(engine, &recorder);
+        assert_eq!(get_user(&engine, 5).unwrap(), used, "{mapping}, mounted again");
     }
 }

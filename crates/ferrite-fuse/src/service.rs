@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, FileKind, FileSystem, FsError, Ino, NewFile, NewNode, OpenFile, OpenMode, Position,
-    ROOT_INO, RenameMode, Result, SNAPSHOT_XATTR, SNAPSHOTS_NAME, SYSTEM, SetAttr, WriteMode, XattrMode, acl,
-    check_attribute_name, posix, walk,
+    QuotaAttribute, ROOT_INO, RenameMode, Result, SNAPSHOT_XATTR, SNAPSHOTS_NAME, SYSTEM, SetAttr, WriteMode,
+    XattrMode, acl, check_attribute_name, posix, walk,
 };
 use fuser::{Errno, FopenFlags, OpenFlags, WriteFlags};
 
@@ -643,6 +643,7 @@ impl Service {
         let get = |name| match name {
             // The kernel lets everybody ask who may read the directory.
             SNAPSHOT_XATTR => self.fs.getxattr(&space::checked(ctx), ino, name),
+            _ if QuotaAttribute::of(name).is_some() => self.fs.getxattr(&space::checked(ctx), ino, name),
             _ => self.fs.getxattr(ctx, ino, name),
         };
         let found = check_xattr(name).and_then(get);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use ferrite_vfs::posix::{self, Access};
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, FileKind, FsError, Ino, InodeFlags, Outcome, ROOT_INO, Result, SetAttr, SetTime, SpaceOf,
-    XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode, acl,
+    UserQuotas, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode, acl,
 };
 
 use crate::FILE_BYTES_MAX;
@@ -24,6 +24,7 @@ use crate::format::node::{Content, Edge, Node};
 use crate::format::tail::Tail;
 use crate::inode_ref::InodeRef;
 use crate::names::missing;
+use crate::quotas::owners_of;
 use crate::rights::{AclEdit, Left, Wanted};
 use crate::table::{State, Turn};
 
@@ -149,9 +150,7 @@ impl Core {
     ) -> Result<Attr> {
         let (mut node, set, left) = self.changed(ctx, pinned, state, wanted)?;
         let old_size = state.node.size;
-        if let Some(size) = set.size {
-            step.count_size(pinned.ino, &state.node, size)?;
-        }
+        let owners = step.count_attributes(pinned.ino, &state.node, &node)?;
         if set.size.is_some_and(|size| size > 0 && size != old_size) {
             self.own_blob(pinned, state)?;
             node.content.clone_from(&state.node.content);
@@ -170,6 +169,7 @@ impl Core {
                 takes_rights: false,
                 is_in_place: false,
                 wanted_bytes: size,
+                owners,
             };
             let outcome = || outcome(Attr { change: 0, ..attr });
             self.move_out(step, pinned, state, change, outcome, |blob| preallocate(blob, 0, size))?;
@@ -190,7 +190,7 @@ impl Core {
             Some(size) => self.resize(&mut step, pinned, state, &mut node, size)?,
             None => Resized::default(),
         };
-        left.put(&mut step, pinned.ino, &state.node)?;
+        left.put_for(&mut step, pinned.ino, (owners, state.node.has_xattrs))?;
         step.put_node(pinned.ino, &node)?;
         let attr = node.attr(pinned.ino);
         step.commit(|| outcome(Attr { change: 0, ..attr }))?;
@@ -317,7 +317,8 @@ impl Core {
                 step.may_change_snapshots();
             }
             step.ignore_flags();
-            left.put(&mut step, pinned.ino, &state.node)?;
+            let owners = step.count_attributes(pinned.ino, &state.node, &node)?;
+            left.put_for(&mut step, pinned.ino, (owners, state.node.has_xattrs))?;
             step.put_node(pinned.ino, &node)?;
             if let Some(slot) = slot.filter(|_| is_here) {
                 self.put_edge(&mut step, parent, &name, slot, &Edge::to(pinned.ino, &node))?;
@@ -344,7 +345,7 @@ impl Core {
         let pinned = self.pin(ino)?;
         let state = pinned.read()?;
         let mut names: Vec<_> = self.xattrs(ino, &state.node)?.into_keys().collect();
-        names.retain(|name| !ctx.check || posix::sees_xattr(&ctx.cred, name));
+        names.retain(|name| !UserQuotas::is_kept_in(name) && (!ctx.check || posix::sees_xattr(&ctx.cred, name)));
         Ok(names)
     }
 
@@ -416,7 +417,8 @@ impl Core {
         self.setattr(ctx, step, &pinned, &wanted, |_| Outcome::Done).map(drop)
     }
 
-    fn change_xattrs(
+    /// Edits all extended attributes of an inode, because of one of them.
+    pub(crate) fn change_xattrs(
         self: &Arc<Core>,
         ctx: &Ctx,
         mut step: Step<'_>,
@@ -442,7 +444,7 @@ impl Core {
         } else {
             (node.ctime, node.change) = (self.now(), self.next_change());
         }
-        self.put_xattrs(&mut step, ino, (node.quota, state.node.has_xattrs), &xattrs)?;
+        self.put_xattrs(&mut step, ino, (owners_of(&node), state.node.has_xattrs), &xattrs)?;
         step.put_node(ino, &node)?;
         step.commit(|| Outcome::Done)?;
         state.lacks_capability = false;
@@ -526,6 +528,8 @@ impl Tail {
 fn check_xattr_name(name: &[u8]) -> Result<()> {
     match name.len() {
         0 => Err(FsError::Invalid(BadArgument::EmptyAttributeName)),
+        // Quotas that are changed by them would count wrong.
+        1..=XATTR_NAME_MAX if UserQuotas::is_kept_in(name) => Err(FsError::NotPermitted),
         1..=XATTR_NAME_MAX => Ok(()),
         _ => Err(FsError::Range),
     }

@@ -24,6 +24,7 @@ use crate::format::key;
 use crate::format::node::{Content, Edge, Node};
 use crate::format::quota::QuotaRecord;
 use crate::quotas::Tally;
+use crate::rights;
 use crate::sharing::decode_sharers;
 
 /// Findings that a report lists.
@@ -74,6 +75,8 @@ pub(crate) enum Mend {
     Quota { ino: Ino, quota: Ino },
     /// Gives the quota of a directory a record without limits.
     Limits(Ino),
+    /// Removes the quotas of users.
+    UserQuotas,
     /// Counts anew what quotas count.
     Recount,
     /// Sets the number of nodes that share a blob.
@@ -190,6 +193,7 @@ impl Mend {
             Mend::Release(_) => ("it becomes an ordinary one", false),
             Mend::Quota { .. } => ("it counts for that", false),
             Mend::Limits(_) => ("it has no limits any more", true),
+            Mend::UserQuotas => ("no user has a quota any more", true),
             Mend::Recount => ("it is counted anew", false),
             Mend::Sharers { .. } => ("the number is set", false),
             Mend::Tail(_) => ("the blob is told what the node knows", false),
@@ -281,6 +285,7 @@ impl Core {
         let mut report = Report::default();
         let mut seen = Seen::default();
         let before = (self.changes.load(Ordering::Relaxed), self.quotas.settled());
+        seen.tally = Tally::of(self.quotas.users(0).into_iter().map(|quota| quota.uid));
         self.read_nodes(&mut report, &mut seen)?;
         self.read_edges(&mut report, &mut seen)?;
         self.read_records(&mut report, &mut seen)?;
@@ -381,6 +386,9 @@ impl Core {
             }
             if let Some(ino) = key::ino_of(key) {
                 seen.tally.xattrs(ino, value.len() as u64);
+                if ino == ROOT_INO && rights::user_quotas_in(value).is_none() {
+                    report.found("the quotas of users cannot be read", Some(Mend::UserQuotas));
+                }
             }
         })?;
         self.each(b'C', |key, _| {

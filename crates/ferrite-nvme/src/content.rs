@@ -26,6 +26,7 @@ use crate::format::key;
 use crate::format::node::{Content, Node};
 use crate::format::tail::Tail;
 use crate::inode_ref::InodeRef;
+use crate::quotas::{Owners, owners_of};
 use crate::rights::{Left, Wanted, Xattrs};
 use crate::table::State;
 
@@ -141,6 +142,8 @@ pub(crate) struct Change {
     pub(crate) is_in_place: bool,
     /// Space that a blob needs, if the file has none yet.
     pub(crate) wanted_bytes: u64,
+    /// The quotas that count the extended attributes that change.
+    pub(crate) owners: Owners,
 }
 
 impl Core {
@@ -180,6 +183,7 @@ impl Core {
             left,
             is_in_place: false,
             wanted_bytes: 0,
+            owners: owners_of(&state.node),
             node,
         }
     }
@@ -224,7 +228,7 @@ impl Core {
         // A step that deletes has space reserved in a full store.
         step.txn.delete(&key::node(pinned.ino))?;
         if let Some(xattrs) = &xattrs {
-            let had = (before.quota, state.node.has_xattrs);
+            let had = (owners_of(&before), state.node.has_xattrs);
             self.put_xattrs(&mut step, pinned.ino, had, xattrs)?;
         }
         step.put_node(pinned.ino, &before)?;
@@ -380,6 +384,7 @@ impl Core {
             mut node,
             left,
             wanted_bytes,
+            owners,
             ..
         } = change;
         let bytes = self.small(pinned.ino, &state.node)?;
@@ -394,7 +399,7 @@ impl Core {
             blob.sync()?;
             node.content = Content::Blob(place);
             node.allocated_bytes = blob.allocated_bytes();
-            left.put(&mut step, pinned.ino, &state.node)?;
+            left.put_for(&mut step, pinned.ino, (owners, state.node.has_xattrs))?;
             step.put_node(pinned.ino, &node)?;
             if !is_seeded(Bug::RecordStays) {
                 step.txn.delete(&key::detached(place))?;
@@ -526,7 +531,8 @@ impl Core {
         }
         state.node.flags.check_fallocate(mode)?;
         step.adds_to(pinned.ino);
-        if state.node.quota != 0 && mode != FallocateMode::PunchHole && end > size {
+        let is_counted = self.quotas.counts(owners_of(&state.node));
+        if is_counted && mode != FallocateMode::PunchHole && end > size {
             return Err(FsError::NotSupported(Unsupported::ReservedSpace));
         }
         step.count_size(pinned.ino, &state.node, size)?;

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{
     Attr, Backlog, BadArgument, Ctx, DirEntry, FLAGS_XATTR, FileKind, FileSystem, FsError, Ino, InodeFlags, Limits,
-    NewFile, NewNode, OpenFile, OpenMode, Opened, Outcome, PATH_MAX, QUOTA_XATTR, RenameMode, Result, SNAPSHOT_XATTR,
-    SNAPSHOTS_NAME, SetAttr, StatFs, Unsynced, XattrMode,
+    NewFile, NewNode, OpenFile, OpenMode, Opened, Outcome, PATH_MAX, QuotaAttribute, RenameMode, Result,
+    SNAPSHOT_XATTR, SNAPSHOTS_NAME, SetAttr, StatFs, Unsynced, XattrMode,
 };
 
 use crate::FILE_BYTES_MAX;
@@ -363,19 +363,23 @@ impl FileSystem for NvmeFs {
 
     fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         self.0.check_open()?;
-        match name {
-            QUOTA_XATTR => self.0.quota_text(ino),
-            SNAPSHOT_XATTR => self.0.snapshot_text(ctx, ino),
-            FLAGS_XATTR => Ok(self.0.pin(ino)?.read()?.node.flags.to_string().into_bytes()),
-            _ => self.0.getxattr(ctx, ino, name),
+        match (QuotaAttribute::of(name), name) {
+            (Some(QuotaAttribute::Tree), _) => self.0.quota_text(ino),
+            (Some(QuotaAttribute::User(uid)), _) => self.0.user_quota_text(ctx, uid),
+            (Some(QuotaAttribute::Users(from)), _) => self.0.user_quotas_text(ctx, ino, from),
+            (None, SNAPSHOT_XATTR) => self.0.snapshot_text(ctx, ino),
+            (None, FLAGS_XATTR) => Ok(self.0.pin(ino)?.read()?.node.flags.to_string().into_bytes()),
+            (None, _) => self.0.getxattr(ctx, ino, name),
         }
     }
 
     fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        if name == QUOTA_XATTR {
-            return self
-                .0
-                .change_alone(ctx, done, |step| self.0.set_quota(ctx, step, ino, value));
+        if let Some(attribute) = QuotaAttribute::of(name) {
+            return self.0.change_alone(ctx, done, |step| match attribute {
+                QuotaAttribute::Tree => self.0.set_quota(ctx, step, ino, value),
+                QuotaAttribute::User(uid) => self.0.set_user_quota(ctx, step, (ino, uid), value),
+                QuotaAttribute::Users(_) => Err(FsError::NotPermitted),
+            });
         }
         if name == FLAGS_XATTR {
             let flags = InodeFlags::parse(value)?;
@@ -391,10 +395,12 @@ impl FileSystem for NvmeFs {
     }
 
     fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()> {
-        if name == QUOTA_XATTR {
-            return self
-                .0
-                .change_alone(ctx, done, |step| self.0.remove_quota(ctx, step, ino));
+        if let Some(attribute) = QuotaAttribute::of(name) {
+            return self.0.change_alone(ctx, done, |step| match attribute {
+                QuotaAttribute::Tree => self.0.remove_quota(ctx, step, ino),
+                QuotaAttribute::User(uid) => self.0.remove_user_quota(ctx, step, ino, uid),
+                QuotaAttribute::Users(_) => Err(FsError::NotPermitted),
+            });
         }
         if name == FLAGS_XATTR {
             let flags = InodeFlags::NONE;

@@ -2,7 +2,7 @@
 //!
 //! Invariants: each step that makes, removes or resizes an inode, or changes its extended attributes, reserves that
 //! before it has any effect, and gives it back unless it is committed. The counts are in memory; a clean close keeps
-//! them (`Q`), and an opening after a crash counts anew.
+//! them (`Q`, and the attributes with the quotas of users), and an opening after a crash counts anew.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::format::node::Node;
 use crate::format::quota::QuotaRecord;
 use crate::housekeeper::MANY;
 use crate::inode_ref::InodeRef;
-use crate::quotas::{Change, Tally, in_pages, usage_of, usage_of_xattrs};
+use crate::quotas::{Account, Change, Owners, Tally, in_pages, owners_of, usage_of, usage_of_xattrs};
 
 fn gives_up(change: &Change) -> bool {
     let (before, after) = (change.before.1, change.after.1);
@@ -23,7 +23,8 @@ fn gives_up(change: &Change) -> bool {
 
 impl Step<'_> {
     fn reserve(&mut self, change: Change) -> Result<()> {
-        if (change.before.0, change.after.0) != (0, 0) {
+        let quotas = &self.core().quotas;
+        if quotas.counts(change.before.0) || quotas.counts(change.after.0) {
             // Whatever an earlier change of the step gives up is there for this one.
             let mut changes = match self.reserved.0.pop_if(|(_, changes)| changes.iter().any(gives_up)) {
                 Some((charge, changes)) => {
@@ -43,8 +44,8 @@ impl Step<'_> {
     pub(crate) fn count_new(&mut self, ino: Ino, node: &Node) -> Result<()> {
         self.reserve(Change {
             ino,
-            before: (node.quota, QuotaUsage::default()),
-            after: (node.quota, usage_of(node)),
+            before: (owners_of(node), QuotaUsage::default()),
+            after: (owners_of(node), usage_of(node)),
             is_own: false,
         })
     }
@@ -53,8 +54,8 @@ impl Step<'_> {
     pub(crate) fn count_gone(&mut self, ino: Ino, node: &Node, xattr_bytes: u64) -> Result<()> {
         self.reserve(Change {
             ino,
-            before: (node.quota, usage_of(node).plus(usage_of_xattrs(xattr_bytes), 1)),
-            after: (node.quota, QuotaUsage::default()),
+            before: (owners_of(node), usage_of(node).plus(usage_of_xattrs(xattr_bytes), 1)),
+            after: (owners_of(node), QuotaUsage::default()),
             is_own: node.has_own_quota(ino),
         })
     }
@@ -65,38 +66,72 @@ impl Step<'_> {
         let after = QuotaUsage { bytes, inodes: 1 };
         self.reserve(Change {
             ino,
-            before: (node.quota, usage_of(node)),
-            after: (node.quota, after),
+            before: (owners_of(node), usage_of(node)),
+            after: (owners_of(node), after),
             is_own: false,
         })
     }
 
-    /// The step changes the bytes of the extended attributes of an inode that this quota counts.
-    pub(crate) fn count_xattrs(&mut self, ino: Ino, quota: Ino, before: u64, after: u64) -> Result<()> {
+    /// The step changes the bytes of the extended attributes of an inode that these quotas count.
+    pub(crate) fn count_xattrs(&mut self, ino: Ino, owners: Owners, before: u64, after: u64) -> Result<()> {
         self.reserve(Change {
             ino,
-            before: (quota, usage_of_xattrs(before)),
-            after: (quota, usage_of_xattrs(after)),
+            before: (owners, usage_of_xattrs(before)),
+            after: (owners, usage_of_xattrs(after)),
             is_own: false,
         })
     }
 
-    /// The step has another quota count an inode.
-    pub(crate) fn count_move(&mut self, ino: Ino, node: &Node, xattr_bytes: u64, to: Ino) -> Result<()> {
-        let usage = usage_of(node).plus(usage_of_xattrs(xattr_bytes), 1);
+    /// The step has other quotas count an inode.
+    pub(crate) fn count_move(&mut self, ino: Ino, node: &Node, to: Owners) -> Result<()> {
+        self.count_change(
+            ino,
+            (owners_of(node), usage_of(node)),
+            (to, usage_of(node)),
+            node.has_xattrs,
+        )
+    }
+
+    /// The step gives an inode another owner or size, as `after` has them. Returns what counts it from then on, and
+    /// other changes of the step.
+    pub(crate) fn count_attributes(&mut self, ino: Ino, before: &Node, after: &Node) -> Result<Owners> {
+        let to = owners_of(after);
+        self.count_change(
+            ino,
+            (owners_of(before), usage_of(before)),
+            (to, usage_of(after)),
+            before.has_xattrs,
+        )?;
+        Ok(to)
+    }
+
+    /// The step changes what counts an inode, or how much without its extended attributes.
+    fn count_change(
+        &mut self,
+        ino: Ino,
+        before: (Owners, QuotaUsage),
+        after: (Owners, QuotaUsage),
+        has_xattrs: bool,
+    ) -> Result<()> {
+        if before == after {
+            return Ok(());
+        }
+        let core = self.core();
+        let is_moved = before.0 != after.0 && (core.quotas.counts(before.0) || core.quotas.counts(after.0));
+        let xattrs = usage_of_xattrs(core.xattr_bytes(ino, is_moved && has_xattrs)?);
         self.reserve(Change {
             ino,
-            before: (node.quota, usage),
-            after: (to, usage),
+            before: (before.0, before.1.plus(xattrs, 1)),
+            after: (after.0, after.1.plus(xattrs, 1)),
             is_own: false,
         })
     }
 }
 
 impl Core {
-    /// How many bytes the record of an inode's extended attributes has, if a quota counts them.
-    pub(crate) fn xattr_bytes(&self, ino: Ino, quota: Ino, has: bool) -> Result<u64> {
-        if quota == 0 || !has {
+    /// How many bytes the record of an inode's extended attributes has, if a quota counts them, and it has any.
+    pub(crate) fn xattr_bytes(&self, ino: Ino, is_wanted: bool) -> Result<u64> {
+        if !is_wanted {
             return Ok(0);
         }
         let value = self.meta.get(&key::xattrs(ino))?;
@@ -127,7 +162,7 @@ impl Core {
         let mut sum = QuotaUsage::default();
         for inode in inodes {
             let state = inode.read()?;
-            let xattrs = self.xattr_bytes(inode.ino, state.node.quota, state.node.has_xattrs)?;
+            let xattrs = self.xattr_bytes(inode.ino, state.node.has_xattrs)?;
             sum = sum.plus(usage_of(&state.node), 1).plus(usage_of_xattrs(xattrs), 1);
         }
         Ok(sum)
@@ -136,7 +171,8 @@ impl Core {
     /// Whether the counts of the last close hold for an opening: it was clean, and left no work that changes what
     /// quotas count, nor inodes whose quotas are hard to place. Asked before that work is done.
     pub(crate) fn keeps_counts(&self, was_clean: bool) -> Result<bool> {
-        Ok(was_clean && !(self.has_any(b'Q')? && (self.has_any(b'D')? || self.has_any(b'O')?)))
+        let has_quotas = self.has_any(b'Q')? || !self.kept_user_quotas()?.0.is_empty();
+        Ok(was_clean && !(has_quotas && (self.has_any(b'D')? || self.has_any(b'O')?)))
     }
 
     /// Reads the quotas, with their usage as the last close left it if that `is_kept`; otherwise counts.
@@ -151,15 +187,30 @@ impl Core {
         records.retain(|(_, record)| !record.has_ended);
         let mut found = Vec::new();
         for (dir, record) in records {
-            found.push((dir, record.limits, self.quota_around(dir)?, record.used));
+            found.push((Account::Tree(dir), record.limits, self.quota_around(dir)?, record.used));
         }
+        let users = self.kept_user_quotas()?.0;
+        found.extend(
+            users
+                .values()
+                .map(|quota| (Account::User(quota.uid), quota.limits(), 0, quota.used())),
+        );
         if is_kept || found.is_empty() {
             self.quotas.restore(found.into_iter());
             return Ok(());
         }
-        let mut tally = Tally::default();
+        let mut tally = Tally::of(users.into_keys());
+        self.tally_records(&mut tally, |_| true)?;
+        let limits = found.into_iter().map(|(dir, limits, around, _)| (dir, limits, around));
+        self.quotas.load(limits.collect(), &tally.used);
+        Ok(())
+    }
+
+    /// Adds up what the records say of these inodes.
+    pub(crate) fn tally_records(&self, tally: &mut Tally, is_wanted: impl Fn(Ino) -> bool) -> Result<()> {
         self.each(b'N', |key, value| {
-            if let (Some(ino), Some(node)) = (key::ino_of(key), Node::decode(value)) {
+            let ino = key::ino_of(key).filter(|&ino| is_wanted(ino));
+            if let (Some(ino), Some(node)) = (ino, Node::decode(value)) {
                 tally.node(ino, &node);
             }
         })?;
@@ -167,10 +218,7 @@ impl Core {
             if let Some(ino) = key::ino_of(key) {
                 tally.xattrs(ino, value.len() as u64);
             }
-        })?;
-        let limits = found.into_iter().map(|(dir, limits, around, _)| (dir, limits, around));
-        self.quotas.load(limits.collect(), &tally.used);
-        Ok(())
+        })
     }
 
     /// Removes the records of quotas that ended, and whose directories are gone.
@@ -205,11 +253,12 @@ impl Core {
     }
 
     /// Keeps the usage of quotas for the next opening. Nothing changes before the pool is closed.
-    pub(crate) fn keep_quotas(&self) -> Result<()> {
+    pub(crate) fn keep_quotas(self: &Arc<Core>) -> Result<()> {
+        self.keep_user_counts()?;
         for some in self.quotas.all().chunks(MANY) {
             let mut step = self.own_step()?;
-            for &(dir, _) in some {
-                if let Some((limits, used)) = self.quotas.find(dir) {
+            for &(account, _) in some {
+                if let (Account::Tree(dir), Some((limits, used))) = (account, self.quotas.find(account)) {
                     // A step that deletes has space reserved in a full store, which must be closed, too.
                     step.txn.delete(&key::quota(dir))?;
                     step.txn

@@ -21,6 +21,7 @@ use crate::format::node::{Content, Edge, Marks, Node};
 use crate::format::quota::QuotaRecord;
 use crate::format::tail::Tail;
 use crate::names::New;
+use crate::rights;
 use crate::sharing::encode_sharers;
 
 /// Where inodes without a name go.
@@ -129,6 +130,7 @@ impl Core {
             Mend::Release(ino) => change_node(&mut step, *ino, |node| node.marks.in_snapshot = false)?,
             Mend::Quota { ino, quota } => change_node(&mut step, *ino, |node| node.quota = *quota)?,
             Mend::Limits(dir) => step.txn.put(&key::quota(*dir), &QuotaRecord::default().encode())?,
+            Mend::UserQuotas => drop_user_quotas(&mut step)?,
             Mend::Sharers { place, count } => step.txn.put(&key::sharers(*place), &encode_sharers(*count))?,
             Mend::Adopt(_)
             | Mend::Quarantine(_)
@@ -263,6 +265,19 @@ pub(crate) fn node_of(step: &mut Step<'_>, ino: Ino) -> Result<Node> {
     value
         .and_then(|value| Node::decode(&value))
         .ok_or_else(|| FsError::damaged(ino, "its node cannot be read"))
+}
+
+fn drop_user_quotas(step: &mut Step<'_>) -> Result<()> {
+    let key = key::xattrs(ROOT_INO);
+    let value = step.txn.get_for_update(&key, Lock::Exclusive)?.unwrap_or_default();
+    match rights::without_user_quotas(&value).filter(|left| !left.is_empty()) {
+        Some(left) => step.txn.put(&key, &left)?,
+        None => {
+            step.txn.delete(&key)?;
+            change_node(step, ROOT_INO, |node| node.has_xattrs = false)?;
+        }
+    }
+    Ok(())
 }
 
 fn change_node(step: &mut Step<'_>, ino: Ino, change: impl FnOnce(&mut Node)) -> Result<()> {

@@ -12,12 +12,13 @@
 use std::collections::BTreeMap;
 
 use ferrite_vfs::posix::{self, Guarded};
-use ferrite_vfs::{Ctx, FsError, Ino, Result, SetAttr, SpaceOf, XATTR_SIZE_MAX, XattrMode, acl};
+use ferrite_vfs::{Ctx, FsError, Ino, ROOT_INO, Result, SetAttr, SpaceOf, UserQuotas, XATTR_SIZE_MAX, XattrMode, acl};
 
 use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::Node;
 use crate::inode_ref::InodeRef;
+use crate::quotas::{Owners, owners_of};
 use crate::table::State;
 
 /// Extended attributes by name.
@@ -35,11 +36,14 @@ impl Left {
 
     /// Stores it, in the step that stores the node, which was `before`.
     pub(crate) fn put(&self, step: &mut Step<'_>, ino: Ino, before: &Node) -> Result<()> {
+        self.put_for(step, ino, (owners_of(before), before.has_xattrs))
+    }
+
+    /// The same, counted by these quotas, of an inode that had any attributes or none.
+    pub(crate) fn put_for(&self, step: &mut Step<'_>, ino: Ino, (owners, had): (Owners, bool)) -> Result<()> {
         match &self.0 {
             None => Ok(()),
-            Some(left) => step
-                .core()
-                .put_xattrs(step, ino, (before.quota, before.has_xattrs), left),
+            Some(left) => step.core().put_xattrs(step, ino, (owners, had), left),
         }
     }
 }
@@ -135,8 +139,8 @@ impl Core {
         Ok(Left((after != before).then_some(after)))
     }
 
-    /// Puts all extended attributes of an inode that a quota counts, in place of those that it had, if it had any. The
-    /// caller puts the node in the same step.
+    /// Puts all extended attributes of an inode that these quotas count, in place of those that it had, if it had any.
+    /// The caller puts the node in the same step.
     ///
     /// # Errors
     /// `OverQuota`; errors of the store.
@@ -144,17 +148,23 @@ impl Core {
         &self,
         step: &mut Step<'_>,
         ino: Ino,
-        (quota, had): (Ino, bool),
+        (owners, had): (Owners, bool),
         xattrs: &Xattrs,
     ) -> Result<()> {
-        let before = self.xattr_bytes(ino, quota, had)?;
+        let before = self.xattr_bytes(ino, had && self.quotas.counts(owners))?;
         let value = encode_xattrs(xattrs);
-        step.count_xattrs(ino, quota, before, value.len() as u64)?;
+        step.count_xattrs(ino, owners, before, value.len() as u64)?;
         match xattrs.is_empty() {
             true => step.txn.delete(&key::xattrs(ino))?,
             false => step.txn.put(&key::xattrs(ino), &value)?,
         }
         Ok(())
+    }
+
+    /// The quotas of users, as the root directory keeps them. Damage, which a check reports, leaves none until then.
+    pub(crate) fn kept_user_quotas(&self) -> Result<UserQuotas> {
+        let value = self.meta.get(&key::xattrs(ROOT_INO))?;
+        Ok(value.and_then(|value| user_quotas_in(&value)).unwrap_or_default())
     }
 
     /// All extended attributes of an inode.
@@ -183,6 +193,20 @@ impl Core {
         node.has_xattrs = !xattrs.is_empty();
         Left(Some(xattrs))
     }
+}
+
+/// The quotas of users among the extended attributes in a record; `None` if they cannot be read. A record that cannot
+/// be read has none.
+pub(crate) fn user_quotas_in(value: &[u8]) -> Option<UserQuotas> {
+    let xattrs = decode_xattrs(value).unwrap_or_default();
+    UserQuotas::of(xattrs.iter().map(|(name, value)| (&name[..], &value[..])))
+}
+
+/// The attributes in a record without the quotas of users; `None` if it cannot be read.
+pub(crate) fn without_user_quotas(value: &[u8]) -> Option<Vec<u8>> {
+    let mut xattrs = decode_xattrs(value)?;
+    xattrs.retain(|name, _| !UserQuotas::is_kept_in(name));
+    Some(encode_xattrs(&xattrs))
 }
 
 /// The bit of a name's length that says that its value has a byte more than the other length says.

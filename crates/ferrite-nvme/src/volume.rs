@@ -10,7 +10,7 @@ use ferrite_vfs::volume::{
     DumpedPiece, InfoLine, Ownership, Progress, ScrubReport, Volume, VolumeError, VolumeErrorKind, VolumeInfo,
     human_bytes,
 };
-use ferrite_vfs::{FileSystem, FsError, Ino, SYSTEM};
+use ferrite_vfs::{FileSystem, FsError, Ino, QUOTAS_LISTED_MAX, SYSTEM};
 
 use crate::ceph;
 use crate::config::Data;
@@ -124,6 +124,8 @@ impl NvmeVolume {
         let staged = content.staged_elsewhere().map_err(|error| failed(error.into()))?;
         let given_up = crate::staged::give_up(&self.parts.fs.0, &staged, |place| content.give_up(place));
         let files = given_up.map_err(failed)?;
+        // Files have other sizes.
+        self.parts.fs.0.load_quotas(false).map_err(failed)?;
         content.forget_staged().map_err(|error| failed(error.into()))?;
         Ok(files)
     }
@@ -461,6 +463,7 @@ impl Volume for NvmeVolume {
             "s3": s3,
             "failed": failed,
             "quotas": core.quotas.list(|dir| dir),
+            "user_quotas": core.quotas.users(0).into_iter().take(QUOTAS_LISTED_MAX).collect::<Vec<_>>(),
             "ownership": ownership_info::json(&statistics),
         });
         Ok(VolumeInfo {

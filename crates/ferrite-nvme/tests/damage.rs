@@ -2,7 +2,9 @@
 
 use crate::common::Memory;
 use ferrite_testkit::TestEngine;
-use ferrite_vfs::{Cred, FsError, OpenFlags, QUOTA_XATTR, Quota, SYSTEM, Vfs, XattrMode};
+use ferrite_vfs::{
+    Cred, FsError, OpenFlags, QUOTA_XATTR, Quota, QuotaAttribute, ROOT_INO, SYSTEM, UserQuotas, Vfs, XattrMode,
+};
 
 /// Directories, files in their nodes, beside them and in blobs, a hard link.
 fn filled() -> Memory {
@@ -141,6 +143,36 @@ fn numbers_of_links_are_counted() {
         // The field after version, flags and mode.
         value[6] ^= 4;
         mended(&format!("links of {key:?}"), |pool| put(pool, key, Some(&value)));
+    }
+}
+
+/// Quotas of users that cannot be read are removed, and nothing else of the root directory.
+#[test]
+fn quotas_of_users_are_mended() {
+    let quota = QuotaAttribute::User(5).name();
+    for damage in [0, 1] {
+        let pool = filled();
+        let set = |name: &[u8], value: &[u8]| pool.fs().setxattr(SYSTEM, ROOT_INO, name, value, XattrMode::Any);
+        set(b"user.note", b"kept").unwrap();
+        set(&quota, b"limit_inodes=9").unwrap();
+        let pool = mended_in(pool, &format!("byte {damage} of the quotas of users"), |pool| {
+            let key = [&b"A"[..], &ROOT_INO.to_be_bytes()].concat();
+            let mut value = pool.meta().get(&key).unwrap().unwrap();
+            let name = value
+                .windows(UserQuotas::NAME.len())
+                .position(|part| part == UserQuotas::NAME);
+            let content = name.unwrap() + UserQuotas::NAME.len() + 1;
+            match damage {
+                // The version; the number of the user.
+                0 => value[content] ^= 1,
+                _ => value[content + 1..content + 5].fill(0),
+            }
+            put(pool, &key, Some(&value));
+        });
+        let found = pool.fs().getxattr(SYSTEM, ROOT_INO, &quota);
+        assert_eq!(found, Err(FsError::NoAttribute));
+        let kept = pool.fs().getxattr(SYSTEM, ROOT_INO, b"user.note");
+        assert_eq!(kept.as_deref(), Ok(&b"kept"[..]));
     }
 }
 

@@ -9,8 +9,8 @@ use ferrite_testkit::TestEngine;
 use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_testkit::seed_from_env;
 use ferrite_vfs::{
-    CloneRange, FallocateMode, FileKind, FsError, Ino, NewFile, NewNode, OpenMode, QUOTA_XATTR, Quota, QuotaLimits,
-    ROOT_INO, RenameMode, SYSTEM, SetAttr, Unsupported, XattrMode,
+    CloneRange, FallocateMode, FileKind, FsError, Ino, NewFile, NewNode, OpenMode, QUOTA_XATTR, Quota, QuotaAttribute,
+    QuotaLimits, ROOT_INO, RenameMode, SYSTEM, SetAttr, Unsupported, UserQuota, XattrMode,
 };
 
 const PAGE: u64 = 4096;
@@ -26,6 +26,20 @@ fn set(pool: &Memory, dir: Ino, bytes: u64, inodes: u64) {
 fn get(pool: &Memory, ino: Ino) -> Quota {
     let text = pool.fs().getxattr(SYSTEM, ino, QUOTA_XATTR).unwrap();
     Quota::parse(&text).unwrap()
+}
+
+fn set_user(pool: &Memory, uid: u32, bytes: u64, inodes: u64) {
+    let limits = QuotaLimits { bytes, inodes }.to_string();
+    let name = QuotaAttribute::User(uid).name();
+    let set = pool
+        .fs()
+        .setxattr(SYSTEM, ROOT_INO, &name, limits.as_bytes(), XattrMode::Any);
+    set.unwrap();
+}
+
+fn get_user(pool: &Memory, uid: u32) -> UserQuota {
+    let text = pool.fs().getxattr(SYSTEM, ROOT_INO, &QuotaAttribute::User(uid).name());
+    UserQuota::parse(&text.unwrap()).unwrap()
 }
 
 fn mkdir(pool: &Memory, dir: Ino, name: &[u8]) -> Ino {
@@ -65,7 +79,12 @@ fn change(pool: &Memory, rng: &mut Rng, dirs: &[Ino]) {
         open: OpenMode::read_write(),
         exclusive: true,
     };
-    let _ = match (rng.below(13), found) {
+    let owner = |uid: u32, size: Option<u64>| SetAttr {
+        uid: Some(uid),
+        size,
+        ..SetAttr::default()
+    };
+    let _ = match (rng.below(16), found) {
         (0 | 1, None) => fs.create(SYSTEM, dir, &name, &new).map(drop),
         (2, None) => fs.mkdir(SYSTEM, dir, &name, 0o755).map(drop),
         (3, None) => fs.symlink(SYSTEM, dir, &name, &[b'x'; 200]).map(drop),
@@ -99,6 +118,14 @@ fn change(pool: &Memory, rng: &mut Rng, dirs: &[Ino]) {
         ),
         (12, Some(found)) if found.kind == FileKind::Directory => fs.rmdir(SYSTEM, dir, &name),
         (12, Some(_)) => fs.unlink(SYSTEM, dir, &name),
+        (13, Some(found)) if found.kind == FileKind::File => {
+            let set = owner(*rng.pick(&[0, 5, 6, 7]), Some(at * 2));
+            fs.setattr(SYSTEM, found.ino, &set).map(drop)
+        }
+        (14 | 15, Some(found)) => {
+            let set = owner(*rng.pick(&[0, 5, 6, 7]), None);
+            fs.setattr(SYSTEM, found.ino, &set).map(drop)
+        }
         _ => Ok(()),
     };
 }
@@ -115,6 +142,8 @@ fn random_operations_are_counted() {
         let inner = mkdir(&pool, outer, b"inner");
         let all = [outer, inner, beside];
         all.iter().for_each(|&dir| set(&pool, dir, 300 * PAGE, 60));
+        let users = [5, 6];
+        users.iter().for_each(|&uid| set_user(&pool, uid, 100 * PAGE, 25));
         for round in 0..6 {
             for _ in 0..150 {
                 change(&pool, &mut rng, &[outer, inner, beside, ROOT_INO]);
@@ -126,6 +155,11 @@ fn random_operations_are_counted() {
                 assert!(is_within, "{backend:?}, round {round}: {quota}");
             }
             assert!(before[0].used_inodes >= before[1].used_inodes);
+            let of_users = users.map(|uid| get_user(&pool, uid));
+            for quota in of_users {
+                let is_within = quota.used_inodes <= 25 && quota.used_bytes <= 100 * PAGE;
+                assert!(is_within, "{backend:?}, round {round}: {quota}");
+            }
             match round % 2 {
                 0 => {
                     pool.close();
@@ -134,6 +168,11 @@ fn random_operations_are_counted() {
                 _ => pool.crash(),
             }
             assert_eq!(all.map(|dir| get(&pool, dir)), before, "{backend:?}, round {round}");
+            assert_eq!(
+                users.map(|uid| get_user(&pool, uid)),
+                of_users,
+                "{backend:?}, round {round}"
+            );
             pool.check();
         }
     }

@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use ferrite_transport::reactor::Served;
 use ferrite_transport::send_queue::SendQueue;
 use ferrite_vfs::workers::{Work, Workers};
-use ferrite_vfs::{Attr, FileKind, Ino, QUOTA_XATTR, SNAPSHOT_XATTR, SYSTEM, Start};
+use ferrite_vfs::{Attr, FileKind, Ino, QuotaAttribute, SNAPSHOT_XATTR, SYSTEM, Start};
 
 use super::export::Store;
 use super::lane::{Busy, Holds, Lane};
@@ -176,8 +176,10 @@ impl Inner {
 fn clones(session: &Session, request: &Call<'_>) -> bool {
     match request {
         Call::Fs(FsRequest::CloneTree { .. }) => true,
-        // Each inode in the tree of a quota is changed meanwhile.
-        Call::Fs(FsRequest::Setxattr { name, .. } | FsRequest::Removexattr { name, .. }) => *name == QUOTA_XATTR,
+        // Each inode in the tree of a quota is changed meanwhile, and what a user owns is counted.
+        Call::Fs(FsRequest::Setxattr { name, .. } | FsRequest::Removexattr { name, .. }) => {
+            QuotaAttribute::of(name).is_some()
+        }
         Call::Fs(FsRequest::Mkdir { parent, .. }) => is_of_snapshots(session, parent),
         _ => false,
     }

@@ -56,8 +56,9 @@ pub use flags::{FLAGS_XATTR, InodeFlags, NameChange};
 pub use fs::{FileSystem, OpenFile, ReadDone, WriteDone, sync_names, walk};
 pub use layer::{FileLayer, Layer, Shared};
 pub use quota::{
-    QUOTA_LEVELS_MAX, QUOTA_XATTR, QUOTAS_LISTED_MAX, Quota, QuotaChange, QuotaCharge, QuotaLimits, QuotaTable,
-    QuotaUsage, QuotaUse, check_attribute_name,
+    QUOTA_LEVELS_MAX, QUOTA_XATTR, QUOTAS_LISTED_MAX, Quota, QuotaAccount, QuotaAttribute, QuotaChange, QuotaCharge,
+    QuotaLimits, QuotaOwners, QuotaTable, QuotaUsage, QuotaUse, USER_QUOTAS_MAX, UserQuota, UserQuotas,
+    check_attribute_name,
 };
 pub use random::random;
 pub use shown::Shown;

@@ -6,7 +6,7 @@ use ferrite_pm::Medium;
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, DirEntry, Durability, FLAGS_XATTR, FileKind, FileSystem, FsError, Ino, InodeFlags, Limits,
-    NewFile, NewNode, OpenFile, OpenMode, Opened, QUOTA_XATTR, RenameMode, Result, SNAPSHOT_XATTR, SetAttr, StatFs,
+    NewFile, NewNode, OpenFile, OpenMode, Opened, QuotaAttribute, RenameMode, Result, SNAPSHOT_XATTR, SetAttr, StatFs,
     Unsynced, XattrMode, posix,
 };
 
@@ -19,7 +19,7 @@ use crate::format::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
 use crate::tree::attr::{self, Through};
 use crate::tree::lookup::{lookup, pin};
 use crate::tree::open::{self, Taken};
-use crate::tree::{clone, create, dir, held, permission, plus, quota, remove, rename, xattr};
+use crate::tree::{clone, create, dir, held, permission, plus, quota, remove, rename, user_quota, xattr};
 
 impl Engine {
     fn make(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &create::New<'_>) -> Result<Attr> {
@@ -327,18 +327,25 @@ impl FileSystem for Engine {
     }
 
     fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        self.core().reading(|core| match name {
-            QUOTA_XATTR => quota::get(core, ino),
-            FLAGS_XATTR => attr::flags(core, ino),
-            SNAPSHOT_XATTR => held::get(core, ctx, ino),
-            _ => xattr::get(core, ctx, ino, name),
+        self.core().reading(|core| match (QuotaAttribute::of(name), name) {
+            (Some(QuotaAttribute::Tree), _) => quota::get(core, ino),
+            (Some(QuotaAttribute::User(uid)), _) => user_quota::get(core, ctx, uid),
+            (Some(QuotaAttribute::Users(from)), _) => user_quota::list(core, ctx, ino, from),
+            (None, FLAGS_XATTR) => attr::flags(core, ino),
+            (None, SNAPSHOT_XATTR) => held::get(core, ctx, ino),
+            (None, _) => xattr::get(core, ctx, ino, name),
         })
     }
 
     fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         let core = self.core();
-        if name == QUOTA_XATTR {
-            return self.dedup_alone(ctx, || core.told(quota::set(core, ctx, ino, value)));
+        if let Some(attribute) = QuotaAttribute::of(name) {
+            let set = || match attribute {
+                QuotaAttribute::Tree => quota::set(core, ctx, ino, value),
+                QuotaAttribute::User(uid) => user_quota::set(core, ctx, ino, uid, value),
+                QuotaAttribute::Users(_) => Err(FsError::NotPermitted),
+            };
+            return self.dedup_alone(ctx, || core.told(set()));
         }
         if name == FLAGS_XATTR {
             let flags = InodeFlags::parse(value)?;
@@ -358,8 +365,13 @@ impl FileSystem for Engine {
 
     fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()> {
         let core = self.core();
-        if name == QUOTA_XATTR {
-            return self.dedup_alone(ctx, || core.told(quota::remove(core, ctx, ino)));
+        if let Some(attribute) = QuotaAttribute::of(name) {
+            let remove = || match attribute {
+                QuotaAttribute::Tree => quota::remove(core, ctx, ino),
+                QuotaAttribute::User(uid) => user_quota::remove(core, ctx, ino, uid),
+                QuotaAttribute::Users(_) => Err(FsError::NotPermitted),
+            };
+            return self.dedup_alone(ctx, || core.told(remove()));
         }
         if name == FLAGS_XATTR {
             return self.dedup(ctx, || core.told(attr::set_flags(core, ctx, ino, InodeFlags::NONE)));

@@ -2,6 +2,7 @@
 
 use ferrite_map::Inum;
 use ferrite_pm::{Durability, Medium};
+use ferrite_vfs::QUOTAS_LISTED_MAX;
 
 use crate::audit::boot::{StaleBoot, stale_boot};
 use crate::cache::inodes::Usage;
@@ -42,6 +43,7 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         inodes_free: core.inode_map.len() - core.inode_map.count_used(),
         orphans: orphans(core),
         quotas: core.quotas.list(|id| u64::from(id.ino())),
+        user_quotas: core.quotas.users(0).into_iter().take(QUOTAS_LISTED_MAX).collect(),
         names: names.total,
         names_free: names.total - names.used,
         map_slots: slots.total,

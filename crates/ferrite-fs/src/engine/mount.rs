@@ -53,7 +53,7 @@ use crate::space::names::NameTable;
 use crate::space::quotas::Quotas;
 use crate::space::segments::LogSpace;
 use crate::space::shares::Shares;
-use crate::tree::{quota, remove};
+use crate::tree::{quota_counts, remove};
 
 /// Prefix of findings about lost records.
 const JOURNAL: &str = "journal: ";
@@ -351,7 +351,7 @@ fn check_boot(region: &Region, options: &MountOptions) -> Result<u64, EngineErro
 /// that damage keeps unfinished wait for a repair. Then counts for quotas.
 pub(crate) fn finish_interrupted(core: &mut Core) -> Result<(), EngineError> {
     finish_operations(core)?;
-    quota::load(core);
+    quota_counts::load(core);
     Ok(())
 }
 

@@ -169,7 +169,13 @@ impl Inode {
         self.words[W_QUOTA] = quota.0;
     }
 
-    /// Whether the inodes with these words, one after the other, concern no quota.
+    /// The owner of the inode with these words.
+    #[inline]
+    pub(crate) fn owner(word: impl Fn(usize) -> u64) -> u32 {
+        word(W_OWNER) as u32
+    }
+
+    /// Whether the inodes with these words, one after the other, concern no quota of a tree.
     #[inline]
     pub(crate) fn is_not_counted(word: impl Fn(usize) -> u64, new: &Inode) -> bool {
         word(W_QUOTA) | new.words[W_QUOTA] == 0

@@ -396,6 +396,15 @@ impl<'c> Cloning<'c> {
         self.as_what != As::Clone && !original.is_copied()
     }
 
+    /// Marks a part of a snapshot. A file that is copied first becomes one at the end; until then it belongs to root,
+    /// so that it never counts for its owner.
+    fn mark(&self, original: &Original<'_>, inode: &mut Inode) {
+        inode.set_read_only(self.keeps_as_is(original));
+        if self.as_what != As::Clone && original.is_copied() {
+            inode.set_uid(0);
+        }
+    }
+
     /// Makes the inode at the top, without a name; it is pinned.
     fn make_top(&self, original: &Original<'c>) -> Result<Made> {
         let core = self.core;
@@ -407,7 +416,7 @@ impl<'c> Cloning<'c> {
             let child = core.inodes.fresh(ino, &place);
             let like = (self.now, self.quota);
             let (mut inode, pages) = original.put((core, &mut tx), ino, like, most, &mut marked)?;
-            inode.set_read_only(self.keeps_as_is(original));
+            self.mark(original, &mut inode);
             inode.set_nlink(0);
             if original.kind == FileKind::Directory {
                 // Its way to the root, which checks follow, whatever becomes of the directory that it is for.
@@ -500,6 +509,7 @@ impl<'c> Cloning<'c> {
         inode.set_mtime(original.inode.mtime());
         inode.set_ctime(self.now);
         inode.set_read_only(self.as_what != As::Clone);
+        inode.set_uid(original.inode.uid());
         let mut tx = Tx::new(core, Purpose::Clone);
         tx.put_inode(file.ino, &mut inode);
         commit(core, tx, std::slice::from_ref(&lock), None, &[])
@@ -580,7 +590,7 @@ impl<'c> Cloning<'c> {
             let pages_left = most.saturating_sub(marked.len());
             let like = (self.now, self.quota);
             let (mut inode, pages) = original.put((core, &mut tx), ino, like, pages_left, &mut marked)?;
-            inode.set_read_only(self.keeps_as_is(original));
+            self.mark(original, &mut inode);
             if original.kind == FileKind::Directory {
                 inode.set_parent(to.ino);
                 // The one at the top has no links until it has its name.

@@ -22,6 +22,7 @@ use crate::pool::core::{Core, map_error};
 use crate::pool::locks::LockSet;
 use crate::pool::tx::{Purpose, Tx};
 use crate::retry::{self, Need};
+use crate::space::quotas::Account;
 
 /// The inode to create.
 pub(crate) struct New<'a> {
@@ -316,7 +317,8 @@ pub(crate) fn link(core: &Core, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -
         inode.callers_flags().check_change()?;
         if inode.quota() != directory.quota() {
             // One without a name was made before the quota was set, or another's has ended.
-            match is_first || inode.quota() != QuotaId::NONE && core.quotas.find(inode.quota()).is_none() {
+            match is_first || inode.quota() != QuotaId::NONE && core.quotas.find(Account::Tree(inode.quota())).is_none()
+            {
                 true => inode.set_quota(directory.quota()),
                 false => return Err(FsError::CrossDevice),
             }

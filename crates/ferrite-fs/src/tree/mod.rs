@@ -16,8 +16,10 @@ pub(crate) mod open;
 pub(crate) mod permission;
 pub(crate) mod plus;
 pub(crate) mod quota;
+pub(crate) mod quota_counts;
 pub(crate) mod remove;
 pub(crate) mod rename;
+pub(crate) mod user_quota;
 pub(crate) mod xattr;
 
 #[cfg(test)]

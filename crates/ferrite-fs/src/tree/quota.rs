@@ -1,4 +1,4 @@
-//! Quotas of directory trees: setting, reading and removing them, and counting at a mount.
+//! Quotas of directory trees: setting, reading and removing them.
 //!
 //! A tree gets a quota while no other change is made ([`Core::changes`]): each inode in it then names the quota, in a
 //! record of its own. Inodes made later get it from their directory, and no name crosses the border of a tree.
@@ -7,10 +7,8 @@
 //! and has limits only in between. So after a crash on the way the quota counts a part of the tree and limits nothing,
 //! and what encloses it still counts all; setting it again, or removing it, completes the work.
 
-use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 
-use ferrite_map::Inum;
 use ferrite_vfs::{BadArgument, Ctx, FsError, Ino, QUOTA_LEVELS_MAX, Quota, QuotaLimits, QuotaUsage, Result};
 
 use super::dir;
@@ -21,13 +19,13 @@ use crate::format::layout::CONTROL_QUOTAS;
 use crate::pool::core::Core;
 use crate::pool::tx::{Purpose, Tx, WhenFrozen};
 use crate::retry::{self, Need};
-use crate::space::quotas::usage_of;
+use crate::space::quotas::{Account, usage_of};
 
 /// The quota that counts an inode, as [`ferrite_vfs::QUOTA_XATTR`] gives it.
 pub(crate) fn get(core: &Core, ino: Ino) -> Result<Vec<u8>> {
     let mem = core.inode(ino).map_err(gone)?;
     let id = core.snapshot(&mem).map_err(gone)?.quota();
-    let (limits, used) = core.quotas.find(id).ok_or(FsError::NoAttribute)?;
+    let (limits, used) = core.quotas.find(Account::Tree(id)).ok_or(FsError::NoAttribute)?;
     let quota = Quota {
         root: u64::from(id.ino()),
         limits,
@@ -58,6 +56,8 @@ fn directory(core: &Core, ctx: &Ctx, ino: Ino) -> Result<(Arc<InodeMem>, Inode)>
 /// without limits is left.
 pub(crate) fn set(core: &Core, ctx: &Ctx, ino: Ino, limits: &[u8]) -> Result<()> {
     let limits = QuotaLimits::parse(limits)?;
+    // A caller without the right keeps nobody waiting.
+    directory(core, ctx, ino)?;
     let _alone = core.changes.write().unwrap_or_else(PoisonError::into_inner);
     let (mem, inode) = directory(core, ctx, ino)?;
     let own = inode.own_quota(mem.ino);
@@ -78,7 +78,7 @@ pub(crate) fn set(core: &Core, ctx: &Ctx, ino: Ino, limits: &[u8]) -> Result<()>
         let _ = undo(core, &mem, own);
     }
     done?;
-    core.quotas.set_limits(own, limits);
+    core.quotas.set_limits(Account::Tree(own), limits);
     Ok(())
 }
 
@@ -102,6 +102,7 @@ fn undo(core: &Core, mem: &Arc<InodeMem>, own: QuotaId) -> Result<()> {
 /// Removes the quota of a directory. Blocks on all changes in progress. Durable when it returns. On an error a quota
 /// without limits may be left.
 pub(crate) fn remove(core: &Core, ctx: &Ctx, ino: Ino) -> Result<()> {
+    directory(core, ctx, ino)?;
     let _alone = core.changes.write().unwrap_or_else(PoisonError::into_inner);
     let (mem, inode) = directory(core, ctx, ino)?;
     if !inode.has_own_quota(mem.ino) {
@@ -110,12 +111,12 @@ pub(crate) fn remove(core: &Core, ctx: &Ctx, ino: Ino) -> Result<()> {
     let own = inode.quota();
     let none = QuotaLimits::default();
     change(core, &mem, |inode| inode.set_quota_limits(none))?;
-    core.quotas.set_limits(own, none);
+    core.quotas.set_limits(Account::Tree(own), none);
     undo(core, &mem, own)
 }
 
 /// Has mounts count from now on. Durable before any inode names a quota.
-fn mark_used(core: &Core) -> Result<()> {
+pub(crate) fn mark_used(core: &Core) -> Result<()> {
     if core.region.load(CONTROL_QUOTAS) != 0 {
         return Ok(());
     }
@@ -157,13 +158,14 @@ fn move_all(core: &Core, top: &Arc<InodeMem>, from: QuotaId, to: QuotaId) -> Res
             for entry in entries {
                 let mem = core.inode(u64::from(entry.ino))?;
                 let inode = core.snapshot(&mem)?;
-                if inode.has_own_quota(mem.ino) && core.quotas.find(inode.quota()).is_some() {
+                if inode.has_own_quota(mem.ino) && core.quotas.find(Account::Tree(inode.quota())).is_some() {
                     core.quotas.move_into(inode.quota(), to);
                     continue;
                 }
                 // Also what an interrupted call has left for a quota further up, or for one that is gone; but a file
                 // with names in several trees keeps that of another.
-                let is_here = inode.is_dir() || inode.nlink() <= 1 || core.quotas.find(inode.quota()).is_none();
+                let is_here =
+                    inode.is_dir() || inode.nlink() <= 1 || core.quotas.find(Account::Tree(inode.quota())).is_none();
                 if inode.quota() == from || inode.quota() != to && is_here {
                     put(core, &mem, Purpose::Background, |inode| inode.set_quota(to))?;
                 }
@@ -175,34 +177,4 @@ fn move_all(core: &Core, top: &Arc<InodeMem>, from: QuotaId, to: QuotaId) -> Res
         }
     }
     Ok(())
-}
-
-/// Counts for all quotas, from the inodes: at a mount, after recovery.
-pub(crate) fn load(core: &Core) {
-    if core.region.load(CONTROL_QUOTAS) == 0 {
-        return;
-    }
-    let mut found = Vec::new();
-    let mut used: HashMap<QuotaId, QuotaUsage> = HashMap::new();
-    for ino in core.superblock.inums(&core.region) {
-        let inode = core.load(ino);
-        if !inode.in_use() || inode.quota() == QuotaId::NONE || !inode.is_sound(ino) {
-            continue;
-        }
-        let sum = used.entry(inode.quota()).or_default();
-        *sum = sum.plus(usage_of(&inode), 1);
-        if inode.has_own_quota(ino) {
-            found.push((inode.quota(), inode.quota_limits(), enclosing(core, ino, &inode)));
-        }
-    }
-    core.quotas.load(found, &used);
-}
-
-/// The quota that a directory with one of its own lies in.
-fn enclosing(core: &Core, ino: Inum, inode: &Inode) -> QuotaId {
-    let parent = inode.parent();
-    match parent == ino || u64::from(parent) >= core.superblock.inodes {
-        true => QuotaId::NONE,
-        false => core.load(parent).quota(),
-    }
 }

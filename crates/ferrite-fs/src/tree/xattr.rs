@@ -5,8 +5,8 @@
 
 use ferrite_vfs::posix::{self, Access};
 use ferrite_vfs::{
-    Attr, BadArgument, Ctx, FsError, Ino, Outcome, Result, SpaceOf, XATTR_NAME_MAX, XATTR_SIZE_MAX, XATTR_SPACE_BYTES,
-    XattrMode, acl,
+    Attr, BadArgument, Ctx, FsError, Ino, Outcome, Result, SpaceOf, UserQuotas, XATTR_NAME_MAX, XATTR_SIZE_MAX,
+    XATTR_SPACE_BYTES, XattrMode, acl,
 };
 
 use super::lookup::gone;
@@ -38,6 +38,8 @@ fn read<T>(
 fn check_name(name: &[u8]) -> Result<()> {
     match name.len() {
         0 => Err(FsError::Invalid(BadArgument::EmptyAttributeName)),
+        // Quotas that are changed by them would count wrong.
+        1..=XATTR_NAME_MAX if UserQuotas::is_kept_in(name) => Err(FsError::NotPermitted),
         1..=XATTR_NAME_MAX => Ok(()),
         _ => Err(FsError::Range),
     }
@@ -60,7 +62,7 @@ pub(crate) fn list(core: &Core, ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>> {
     read(core, ctx, ino, None, |attributes| {
         let names = attributes.into_iter().map(|(name, _)| name);
         Ok(names
-            .filter(|name| !ctx.check || posix::sees_xattr(&ctx.cred, name))
+            .filter(|name| !UserQuotas::is_kept_in(name) && (!ctx.check || posix::sees_xattr(&ctx.cred, name)))
             .collect())
     })
 }
@@ -125,7 +127,8 @@ fn settle_acl(
     Ok(())
 }
 
-fn change(
+/// Edits all attributes of an inode, because of one of them.
+pub(crate) fn change(
     core: &Core,
     ctx: &Ctx,
     (ino, name): (Ino, &[u8]),

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::hash::BuildHasher;
 
 use ferrite_vfs::{
-    CLONE_UNIT_BYTES, CloneRange, Ctx, FLAGS_XATTR, FallocateMode, FsError, Ino, QUOTA_XATTR, Unsupported,
+    CLONE_UNIT_BYTES, CloneRange, Ctx, FLAGS_XATTR, FallocateMode, FsError, Ino, QuotaAttribute, Unsupported,
 };
 use fuser::Errno;
 
@@ -97,9 +97,9 @@ impl Service {
 pub(super) fn changing_xattr<'c>(ctx: &'c Ctx, name: &[u8]) -> ferrite_vfs::Result<Cow<'c, Ctx>> {
     match name {
         FLAGS_XATTR => Err(FsError::NotSupported(Unsupported::AttributeNamespace)),
-        QUOTA_XATTR if !caller::may_administer(ctx) => Err(FsError::NotPermitted),
-        QUOTA_XATTR => Ok(Cow::Owned(checked(ctx))),
-        _ => Ok(Cow::Borrowed(ctx)),
+        _ if QuotaAttribute::of(name).is_none() => Ok(Cow::Borrowed(ctx)),
+        _ if !caller::may_administer(ctx) => Err(FsError::NotPermitted),
+        _ => Ok(Cow::Owned(checked(ctx))),
     }
 }
 

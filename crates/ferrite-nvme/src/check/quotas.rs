@@ -8,7 +8,7 @@ use ferrite_vfs::{Ino, QuotaLimits, ROOT_INO};
 use super::{Mend, Report, Seen};
 use crate::core::Core;
 use crate::format::key;
-use crate::quotas::Quotas;
+use crate::quotas::{Account, Quotas};
 
 /// Judges quotas. `before`: the counter of changes, and what the counts have seen, before anything was read.
 pub(super) fn judge(core: &Core, report: &mut Report, seen: &Seen, before: (u64, Option<u64>)) {
@@ -92,15 +92,19 @@ fn counts(core: &Core, seen: &Seen) -> Vec<String> {
     let mut all = core.quotas.all();
     all.sort_unstable();
     let found = Quotas::default();
-    let limits = |&(dir, around): &(Ino, Ino)| (dir, QuotaLimits::default(), around);
+    let limits = |&(account, around): &(Account, Ino)| (account, QuotaLimits::default(), around);
     found.load(all.iter().map(limits).collect(), &seen.tally.used);
-    for (dir, _) in all {
-        let (Some((_, says)), Some((_, uses))) = (core.quotas.find(dir), found.find(dir)) else {
+    for (account, _) in all {
+        let (Some((_, says)), Some((_, uses))) = (core.quotas.find(account), found.find(account)) else {
             continue;
         };
         if says != uses {
+            let whose = match account {
+                Account::Tree(dir) => format!("directory {dir}: its quota"),
+                Account::User(uid) => format!("the quota of user {uid}"),
+            };
             let what = format!(
-                "directory {dir}: its quota counts {} bytes and {} inodes, there are {} and {}",
+                "{whose} counts {} bytes and {} inodes, there are {} and {}",
                 says.bytes, says.inodes, uses.bytes, uses.inodes
             );
             wrong.push(what);

@@ -23,6 +23,7 @@ use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::{Content, Edge, Marks, Node};
 use crate::inode_ref::InodeRef;
+use crate::quotas::owners_of;
 use crate::rights::Xattrs;
 use crate::table::{State, Turn};
 use crate::unfinished::Making;
@@ -391,7 +392,8 @@ impl Cloning<'_> {
         let step = &mut batch.step;
         step.count_new(ino, node)?;
         if !original.xattrs.is_empty() {
-            self.core.put_xattrs(step, ino, (node.quota, false), &original.xattrs)?;
+            self.core
+                .put_xattrs(step, ino, (owners_of(node), false), &original.xattrs)?;
             let sizes = original.xattrs.iter().map(|(name, value)| name.len() + value.len());
             batch.bytes += sizes.sum::<usize>();
         }

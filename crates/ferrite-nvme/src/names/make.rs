@@ -14,6 +14,7 @@ use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::{Content, Edge, Marks, Node};
 use crate::inode_ref::InodeRef;
+use crate::quotas::{Account, Owners, owners_of};
 use crate::rights::{Wanted, Xattrs};
 use crate::table::{State, Turn};
 
@@ -167,10 +168,8 @@ impl Core {
         }
         let inline = if is_dir { name } else { new.target };
         let content = Content::Inline(inline.to_vec());
-        let (ino, mut node) = self.new_with_lists(ctx, step, (dir, state), new, content)?;
-        if is_dir && name == SNAPSHOTS_NAME {
-            hold_snapshots(ctx, &attr, &mut node)?;
-        }
+        let holds_snapshots = is_dir && name == SNAPSHOTS_NAME;
+        let (ino, node) = self.new_with_lists(ctx, step, (dir, state), (new, holds_snapshots), content)?;
         self.put_edge(step, dir.ino, name, slot, &Edge::to(ino, &node))?;
         Ok((ino, node))
     }
@@ -219,7 +218,7 @@ impl Core {
         ctx: &Ctx,
         step: &mut Step<'_>,
         (dir, state): (&InodeRef, &State),
-        new: &New<'_>,
+        (new, holds_snapshots): (&New<'_>, bool),
         content: Content,
     ) -> Result<(Ino, Node)> {
         let default = self.xattrs(dir.ino, &state.node)?.remove(acl::DEFAULT);
@@ -229,10 +228,14 @@ impl Core {
             ..*new
         };
         let quota = state.node.inherited_quota();
-        let (ino, mut node) = self.new_node(ctx, (&self.attr(dir, state), quota), new, content)?;
+        let attr = self.attr(dir, state);
+        let (ino, mut node) = self.new_node(ctx, (&attr, quota), new, content)?;
+        if holds_snapshots {
+            hold_snapshots(ctx, &attr, &mut node)?;
+        }
         let xattrs: Xattrs = lists.attributes().collect();
         if !xattrs.is_empty() {
-            self.put_xattrs(step, ino, (quota, false), &xattrs)?;
+            self.put_xattrs(step, ino, (owners_of(&node), false), &xattrs)?;
             node.has_xattrs = true;
         }
         Ok((ino, node))
@@ -257,7 +260,7 @@ impl Core {
         step.guard(dir.ino, &state.node);
         let of = New::of(FileKind::File, new.mode);
         let empty = Content::Inline(Vec::new());
-        let (ino, mut node) = self.new_with_lists(ctx, &mut step, (&dir, &state), &of, empty)?;
+        let (ino, mut node) = self.new_with_lists(ctx, &mut step, (&dir, &state), (&of, false), empty)?;
         node.nlink = 0;
         node.is_nameless = !new.exclusive;
         step.txn.put(&key::orphan(ino), b"")?;
@@ -336,7 +339,7 @@ impl Core {
         }
         let quota = dir_state.node.inherited_quota();
         // One without a name was made before the quota was set, or another's has ended.
-        let has_ended = state.node.quota != 0 && self.quotas.find(state.node.quota).is_none();
+        let has_ended = state.node.quota != 0 && self.quotas.find(Account::Tree(state.node.quota)).is_none();
         let may_move = state.node.nlink == 0 || has_ended;
         if state.node.quota != quota && !may_move {
             return Err(FsError::CrossDevice);
@@ -350,8 +353,11 @@ impl Core {
             step.txn.delete(&key::orphan(ino))?;
         }
         if node.quota != quota {
-            let xattr_bytes = self.xattr_bytes(ino, node.quota | quota, node.has_xattrs)?;
-            step.count_move(ino, &node, xattr_bytes, quota)?;
+            let owners = Owners {
+                tree: quota,
+                ..owners_of(&node)
+            };
+            step.count_move(ino, &node, owners)?;
             node.quota = quota;
         }
         node.nlink += 1;

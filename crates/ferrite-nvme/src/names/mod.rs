@@ -2,7 +2,7 @@
 //!
 //! Contents: how names are found, listed, locked and placed. `make` creates names, `remove` removes them, and `rename`
 //! does both; `clone` makes clones of trees and snapshots, `clear` removes trees without a name, and `quota` sets
-//! quotas of trees.
+//! quotas of trees, `user_quota` those of users.
 //!
 //! A name's place in its directory is a hash of 62 bits, which is also its cookie in listings. Two names with the same
 //! hash would share a cookie, and a listing could not stop between them. So the second one takes the next hash of its
@@ -18,6 +18,7 @@ mod make;
 mod quota;
 mod remove;
 mod rename;
+mod user_quota;
 
 pub(crate) use make::New;
 

@@ -17,6 +17,7 @@ use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::quota::QuotaRecord;
 use crate::inode_ref::InodeRef;
+use crate::quotas::{Account, Owners, owners_of};
 
 /// Inodes that one step changes.
 const INODES_AT_ONCE: usize = 64;
@@ -33,7 +34,7 @@ impl Core {
     /// The quota that counts an inode, as [`ferrite_vfs::QUOTA_XATTR`] gives it.
     pub(crate) fn quota_text(self: &Arc<Core>, ino: Ino) -> Result<Vec<u8>> {
         let root = self.pin(ino)?.read()?.node.quota;
-        let (limits, used) = self.quotas.find(root).ok_or(FsError::NoAttribute)?;
+        let (limits, used) = self.quotas.find(Account::Tree(root)).ok_or(FsError::NoAttribute)?;
         let quota = Quota {
             root,
             limits,
@@ -43,16 +44,24 @@ impl Core {
         Ok(quota.to_string().into_bytes())
     }
 
+    /// Refuses to count while what some files have is not known.
+    pub(super) fn check_nothing_behind(&self) -> Result<()> {
+        match self.behind.lock().is_empty() {
+            true => Ok(()),
+            false => {
+                let text = "files lie on a data device that is not available; quotas can be set when it is back";
+                Err(FsError::Io(text.into()))
+            }
+        }
+    }
+
     /// The directory, for a caller who may give it a quota.
     fn quota_dir(self: &Arc<Core>, ctx: &Ctx, ino: Ino) -> Result<InodeRef> {
         self.check_writable()?;
         if ctx.check && !ctx.cred.is_root() {
             return Err(FsError::NotPermitted);
         }
-        if !self.behind.lock().is_empty() {
-            let text = "files lie on a data device that is not available; quotas can be set when it is back";
-            return Err(FsError::Io(text.into()));
-        }
+        self.check_nothing_behind()?;
         let dir = self.pin(ino).map_err(missing)?;
         {
             let node = &dir.read().map_err(missing)?.node;
@@ -71,6 +80,8 @@ impl Core {
     /// well, as of the medium, a quota without limits is left.
     pub(crate) fn set_quota(self: &Arc<Core>, ctx: &Ctx, mut step: Step<'_>, ino: Ino, limits: &[u8]) -> Result<()> {
         let limits = QuotaLimits::parse(limits)?;
+        // A caller without the right keeps nobody waiting.
+        self.quota_dir(ctx, ino)?;
         self.settle_all();
         let _alone = self.freeze_barrier.shut_for_caller();
         let dir = self.quota_dir(ctx, ino)?;
@@ -91,7 +102,7 @@ impl Core {
             let _ = self.own_step().and_then(|step| self.end_quota(step, &dir));
         }
         done?;
-        self.quotas.set_limits(ino, limits);
+        self.quotas.set_limits(Account::Tree(ino), limits);
         Ok(())
     }
 
@@ -136,7 +147,7 @@ impl Core {
     /// Has files that have a name elsewhere, and still name a quota that is about to end, name the one around it.
     /// Returns whether none is left: those without a name go soon, and count for none until then.
     fn move_those_left(self: &Arc<Core>, own: Ino, enclosing: Ino) -> Result<bool> {
-        let used = self.quotas.find(own).map(|(_, used)| used);
+        let used = self.quotas.find(Account::Tree(own)).map(|(_, used)| used);
         if used.is_none_or(|used| used.inodes <= 1) {
             return Ok(true);
         }
@@ -157,6 +168,7 @@ impl Core {
     /// Removes the quota of a directory. Blocks as [`Self::set_quota`]. Durable when it returns. On an error a quota
     /// without limits may be left.
     pub(crate) fn remove_quota(self: &Arc<Core>, ctx: &Ctx, step: Step<'_>, ino: Ino) -> Result<()> {
+        self.quota_dir(ctx, ino)?;
         self.settle_all();
         let _alone = self.freeze_barrier.shut_for_caller();
         let dir = self.quota_dir(ctx, ino)?;
@@ -166,7 +178,7 @@ impl Core {
         let mut unlimited = self.own_step()?;
         put_limits(&mut unlimited, ino, QuotaLimits::default())?;
         unlimited.commit(|| Outcome::Done)?;
-        self.quotas.set_limits(ino, QuotaLimits::default());
+        self.quotas.set_limits(Account::Tree(ino), QuotaLimits::default());
         self.end_quota(step, &dir)
     }
 
@@ -179,8 +191,11 @@ impl Core {
             let mut state = inode.write()?;
             self.store_node(inode, &mut state)?;
             let mut node = state.node.clone();
-            let xattr_bytes = self.xattr_bytes(inode.ino, node.quota | to, node.has_xattrs)?;
-            step.count_move(inode.ino, &node, xattr_bytes, to)?;
+            let owners = Owners {
+                tree: to,
+                ..owners_of(&node)
+            };
+            step.count_move(inode.ino, &node, owners)?;
             node.quota = to;
             step.put_node(inode.ino, &node)?;
         }
@@ -224,7 +239,7 @@ impl Core {
         let inode = self.pin(ino).map_err(|error| self.dangling(dir, ino, error))?;
         let is_moved = {
             let node = &inode.read()?.node;
-            if node.has_own_quota(ino) && self.quotas.find(ino).is_some() {
+            if node.has_own_quota(ino) && self.quotas.find(Account::Tree(ino)).is_some() {
                 self.quotas.move_into(ino, to);
                 return Ok(None);
             }
@@ -234,7 +249,7 @@ impl Core {
             }
             // Also what an interrupted call has left for a quota further up, or for one that is gone; but a file with
             // names in several trees keeps that of another.
-            let is_here = node.is_dir() || node.nlink <= 1 || self.quotas.find(node.quota).is_none();
+            let is_here = node.is_dir() || node.nlink <= 1 || self.quotas.find(Account::Tree(node.quota)).is_none();
             node.quota == from && from != to || node.quota != to && is_here
         };
         Ok(is_moved.then_some(inode))

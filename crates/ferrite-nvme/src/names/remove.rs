@@ -16,6 +16,7 @@ use crate::core::{Core, Step};
 use crate::format::key;
 use crate::format::node::Node;
 use crate::inode_ref::InodeRef;
+use crate::quotas::owners_of;
 use crate::table::{Inode, State, Turn};
 
 /// The fate, in memory, of an inode that loses a name, once the step is committed.
@@ -49,7 +50,8 @@ impl Core {
 
     /// Puts the removal of an inode into the step; returns the blob that goes with it.
     fn put_gone(&self, step: &mut Step<'_>, ino: Ino, node: &Node, is_ahead: bool) -> Result<Option<Place>> {
-        step.count_gone(ino, node, self.xattr_bytes(ino, node.quota, node.has_xattrs)?)?;
+        let is_counted = node.has_xattrs && self.quotas.counts(owners_of(node));
+        step.count_gone(ino, node, self.xattr_bytes(ino, is_counted)?)?;
         step.txn.delete(&key::node(ino))?;
         if node.has_own_quota(ino) {
             step.txn.delete(&key::quota(ino))?;

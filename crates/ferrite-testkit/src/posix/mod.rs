@@ -24,6 +24,7 @@ mod snapshots;
 mod space;
 mod sparse;
 mod times;
+mod user_quotas;
 mod xattrs;
 
 use std::cell::RefCell;
@@ -106,6 +107,7 @@ pub fn suite() -> Vec<Case> {
         space::CASES,
         snapshots::CASES,
         quotas::CASES,
+        user_quotas::CASES,
         flags::CASES,
     ]
     .concat()
@@ -219,6 +221,7 @@ fn beside(case: &Case, harness: &Harness<'_>) -> Vec<String> {
     let of_flags = || flags::all(harness).into_iter().map(|found| format!("{found:?}"));
     match case.name.split('/').next() {
         Some("quotas") => of_quotas().collect(),
+        Some("user quotas") => user_quotas::all(harness).iter().map(ToString::to_string).collect(),
         Some("flags") => of_flags().collect(),
         _ => Vec::new(),
     }

@@ -1,18 +1,70 @@
-//! Quotas of directory trees, as callers see them: the extended attribute [`QUOTA_XATTR`] of any inode in the tree.
+//! Quotas, as callers see them: extended attributes ([`QuotaAttribute`]).
 //!
-//! Reading it gives the [`Quota`] that counts the inode; root sets it on a directory ([`QuotaLimits`]), and removes it.
+//! Of directory trees: [`QUOTA_XATTR`] of any inode in the tree. Reading it gives the [`Quota`] that counts the inode;
+//! root sets it on a directory ([`QuotaLimits`]), and removes it. Of users: an attribute for each user (`user`), which
+//! root sets on the root directory.
 
 mod table;
+mod user;
 
 use std::fmt;
 
 use crate::text::number;
 use crate::{BadArgument, FLAGS_XATTR, FsError, Ino, Result, SNAPSHOT_XATTR, StatFs, posix};
 
-pub use table::{QUOTA_LEVELS_MAX, QUOTAS_LISTED_MAX, QuotaChange, QuotaCharge, QuotaTable, QuotaUsage, QuotaUse};
+pub use table::{
+    QUOTA_LEVELS_MAX, QUOTAS_LISTED_MAX, QuotaAccount, QuotaChange, QuotaCharge, QuotaOwners, QuotaTable, QuotaUsage,
+    QuotaUse,
+};
+pub use user::{USER_QUOTAS_MAX, UserQuota, UserQuotas};
 
-/// The attribute; see the head of this module. It is not listed.
+/// The attribute of a tree's quota; see the head of this module. It is not listed.
 pub const QUOTA_XATTR: &[u8] = b"ferrite.quota";
+
+/// An attribute that is a quota. None of them is listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QuotaAttribute {
+    /// [`QUOTA_XATTR`]: the quota of a tree.
+    Tree,
+    /// `ferrite.quota.user.UID`: the quota of a user ([`UserQuota`]), who may read it, as may root. Root sets and
+    /// removes it, on the root directory of the file system; reading works everywhere.
+    User(u32),
+    /// `ferrite.quota.users`, or `ferrite.quota.users.UID`: the quotas of users, from one on, a line each; as many as
+    /// fit. Root reads it.
+    Users(u32),
+}
+
+impl QuotaAttribute {
+    /// The attribute with a name. Root, and the number that stands for nobody, have no quota.
+    pub fn of(name: &[u8]) -> Option<QuotaAttribute> {
+        let rest = name.strip_prefix(QUOTA_XATTR)?;
+        let number = |digits: &[u8]| {
+            let text = std::str::from_utf8(digits).ok()?;
+            // One name for each user.
+            let uid: u32 = text.parse().ok().filter(|uid: &u32| uid.to_string() == text)?;
+            (uid != 0 && uid != u32::MAX).then_some(uid)
+        };
+        match rest {
+            b"" => Some(QuotaAttribute::Tree),
+            b".users" => Some(QuotaAttribute::Users(0)),
+            _ => match rest.strip_prefix(b".user.") {
+                Some(digits) => number(digits).map(QuotaAttribute::User),
+                None => number(rest.strip_prefix(b".users.")?).map(QuotaAttribute::Users),
+            },
+        }
+    }
+
+    /// Its name.
+    pub fn name(self) -> Vec<u8> {
+        let more = match self {
+            QuotaAttribute::Tree => String::new(),
+            QuotaAttribute::User(uid) => format!(".user.{uid}"),
+            QuotaAttribute::Users(0) => ".users".into(),
+            QuotaAttribute::Users(from) => format!(".users.{from}"),
+        };
+        [QUOTA_XATTR, more.as_bytes()].concat()
+    }
+}
 
 /// Longest text of limits.
 const TEXT_BYTES_MAX: usize = 256;
@@ -43,7 +95,8 @@ pub struct Quota {
 /// ([`posix::check_xattr_name`]), or that of quotas, flags or snapshots, which engines without them refuse.
 pub fn check_attribute_name(name: &[u8]) -> Result<()> {
     match name {
-        QUOTA_XATTR | FLAGS_XATTR | SNAPSHOT_XATTR => Ok(()),
+        FLAGS_XATTR | SNAPSHOT_XATTR => Ok(()),
+        _ if QuotaAttribute::of(name).is_some() => Ok(()),
         _ => posix::check_xattr_name(name),
     }
 }
@@ -134,6 +187,36 @@ impl Quota {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_quota_has_one_name() {
+        for (name, attribute) in [
+            (&b"ferrite.quota"[..], QuotaAttribute::Tree),
+            (b"ferrite.quota.user.1000", QuotaAttribute::User(1000)),
+            (b"ferrite.quota.users", QuotaAttribute::Users(0)),
+            (b"ferrite.quota.users.7", QuotaAttribute::Users(7)),
+        ] {
+            assert_eq!(QuotaAttribute::of(name), Some(attribute));
+            assert_eq!(attribute.name(), name);
+        }
+        for name in [
+            "ferrite.quotas",
+            "ferrite.quota.",
+            "ferrite.quota.user",
+            "ferrite.quota.user.",
+            "ferrite.quota.user.0",
+            "ferrite.quota.user.01",
+            "ferrite.quota.user.+1",
+            "ferrite.quota.user.-1",
+            "ferrite.quota.user.4294967295",
+            "ferrite.quota.user.4294967296",
+            "ferrite.quota.users.0",
+            "ferrite.quota.users.x",
+        ] {
+            assert_eq!(QuotaAttribute::of(name.as_bytes()), None, "{name}");
+            assert!(check_attribute_name(name.as_bytes()).is_err(), "{name}");
+        }
+    }
 
     #[test]
     fn texts_come_back() {

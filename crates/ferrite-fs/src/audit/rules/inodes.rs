@@ -1,7 +1,7 @@
 //! Inodes, alone and compared with the pages that are mapped for them.
 
 use ferrite_map::{BlockNo, Inum, Lblk, PageId};
-use ferrite_vfs::FileKind;
+use ferrite_vfs::{FileKind, UserQuotas};
 
 use super::View;
 use crate::audit::wrong::{BlockWrong, Wrong};
@@ -88,8 +88,14 @@ pub(crate) fn attribute_blocks(
 /// That block, a data block, names the inode whose attributes it holds. Mount does not check this: reading attributes
 /// does, and no block's ownership depends on its content.
 pub(crate) fn attributes(view: View<'_>, ino: Inum, block: BlockNo) -> Result<(), Wrong> {
-    match xattr::read(view.region, view.superblock, ino, block) {
-        Some(_) => Ok(()),
-        None => Err(Wrong::Attributes { ino, block }),
+    let found = xattr::read(view.region, view.superblock, ino, block);
+    match found {
+        Some(found) if ino != ROOT || has_sound_user_quotas(&found) => Ok(()),
+        _ => Err(Wrong::Attributes { ino, block }),
     }
+}
+
+/// A mount takes the quotas of users from these attributes of the root directory.
+fn has_sound_user_quotas(attributes: &xattr::Attributes) -> bool {
+    UserQuotas::of(attributes.iter().map(|(name, value)| (&name[..], &value[..]))).is_some()
 }

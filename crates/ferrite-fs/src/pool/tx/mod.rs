@@ -197,13 +197,22 @@ impl<'e> Tx<'e> {
         self.changes_snapshot |= Inode::is_kept_as_is(stored) && !self.purpose.may_change_snapshots();
     }
 
+    /// Whether quotas may count the inode, whose stored words `stored` gives.
+    #[inline]
+    fn concerns_quotas(&self, stored: impl Fn(usize) -> u64, new: &Inode) -> bool {
+        let quotas = &self.core.quotas;
+        quotas.counts_user(Inode::owner(&stored))
+            || quotas.counts_user(new.uid())
+            || !Inode::is_not_counted(stored, new)
+    }
+
     /// Has the commit reserve what quotas count of the inode.
-    #[cold]
     fn count(&mut self, ino: Inum, old: &Inode, new: &Inode) {
         let new = quotas::change_of(ino, old, new);
         match self.counted.iter_mut().find(|change| change.ino == new.ino) {
             // The same record changes it once more.
             Some(change) => change.after = new.after,
+            None if new.before == new.after => {}
             None => self.counted.push(new),
         }
     }
@@ -216,7 +225,7 @@ impl<'e> Tx<'e> {
         let stored = self.core.region.words(offset, INODE_WORDS);
         let word = |index: usize| stored[index].load(Ordering::Relaxed);
         self.guard_snapshot(word);
-        if !Inode::is_not_counted(word, new) {
+        if self.concerns_quotas(word, new) {
             self.count(ino, &Inode::load(&self.core.region, offset), new);
         }
         let differs = |index: usize, new: &Inode| stored[index].load(Ordering::Relaxed) != new.words[index];
@@ -238,7 +247,7 @@ impl<'e> Tx<'e> {
             return self.put_inode(ino, new);
         }
         self.guard_snapshot(|index| old.words[index]);
-        if !Inode::is_not_counted(|index| old.words[index], new) {
+        if self.concerns_quotas(|index| old.words[index], new) {
             self.count(ino, old, new);
         }
         // Most overwrites within a tick of the clock change nothing, and the checksum is most of the cost here.
