@@ -531,7 +531,7 @@ impl Core {
         }
         state.node.flags.check_fallocate(mode)?;
         step.adds_to(pinned.ino);
-        let is_counted = self.quotas.counts(owners_of(&state.node));
+        let is_counted = self.quotas.is_limiting(owners_of(&state.node));
         if is_counted && mode != FallocateMode::PunchHole && end > size {
             return Err(FsError::NotSupported(Unsupported::ReservedSpace));
         }

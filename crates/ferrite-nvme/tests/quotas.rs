@@ -357,3 +357,22 @@ fn open_files_at_a_close_are_counted_anew() {
     assert_eq!((get(&pool, outer).used_inodes, get(&pool, outer).used_bytes), (1, 0));
     pool.check();
 }
+
+/// Users without a quota reserve space behind the end of their files, whoever else has one.
+#[test]
+fn only_files_that_count_reserve_nothing_behind_their_end() {
+    let pool = Memory::new(2, 64, 62);
+    set_user(&pool, 5, 100 * PAGE, 0);
+    for (name, uid, is_refused) in [(b"a", 5, true), (b"b", 5 + 64, false), (b"c", 0, false)] {
+        let ino = make(&pool, ROOT_INO, name, PAGE as usize * 20);
+        let owner = SetAttr {
+            uid: Some(uid),
+            ..SetAttr::default()
+        };
+        pool.fs().setattr(SYSTEM, ino, &owner).unwrap();
+        let file = pool.fs().open(SYSTEM, ino, OpenMode::read_write()).unwrap();
+        let mode = FallocateMode::Allocate { keep_size: true };
+        let reserved = file.fallocate(SYSTEM, mode, 20 * PAGE, 9 * PAGE);
+        assert_eq!(reserved.is_err(), is_refused, "user {uid}: {reserved:?}");
+    }
+}

@@ -364,9 +364,15 @@ impl<R: Rank, Id: Copy + Default + Eq + Hash> QuotaTable<R, Id> {
         counted.get(&account).map(|quota| (quota.limits, quota.used))
     }
 
-    /// Whether a quota counts what these own.
+    /// Whether a quota may count what these own.
     pub fn counts(&self, owners: QuotaOwners<Id>) -> bool {
         owners.tree != Id::default() || owners.user.is_some_and(|uid| self.counts_user(uid))
+    }
+
+    /// Whether a quota counts what these own, and not that of a user with the same last digits.
+    pub fn is_limiting(&self, owners: QuotaOwners<Id>) -> bool {
+        let has_quota = |account| matches!(account, QuotaAccount::Tree(_)) || self.find(account).is_some();
+        self.counts(owners) && owners.accounts().any(has_quota)
     }
 
     /// Whether a user may have a quota. Records that change an inode ask, so it costs a load; the answer changes only
