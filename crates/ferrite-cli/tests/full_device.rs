@@ -208,7 +208,7 @@ fn a_huge_sparse_file_is_handled_by_what_is_in_it() {
         let start = Instant::now();
         f();
         assert!(
-            start.elapsed() < Duration::from_secs(1),
+            start.elapsed() < Duration::from_secs(5),
             "{what} took {:?}",
             start.elapsed()
         );
