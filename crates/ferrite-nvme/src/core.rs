@@ -6,7 +6,6 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -62,9 +61,9 @@ pub(crate) struct Core {
     pub(crate) walks_snapshots: AtomicBool,
     pub(crate) housekeeper: Housekeeper,
     /// For submitted calls that have to wait.
-    pub(crate) workers: Arc<Workers>,
+    pub(crate) workers: Workers,
     /// For the end of transfers that are inside the barrier: its thread never waits to enter that.
-    pub(crate) finishers: Arc<Workers>,
+    pub(crate) finishers: Workers,
     pub(crate) pool: Mutex<lock_order::PoolRecord, PoolRecord>,
     /// The first number that has not been given to an inode.
     pub(crate) next_ino: Mutex<lock_order::NextInode, Ino>,

@@ -256,9 +256,9 @@ pub fn assemble_with(meta: Box<dyn MetaStore>, content: Box<dyn ContentStore>, o
     Ok(NvmeFs(Owner::of(core)))
 }
 
-fn workers(count: usize) -> Result<Arc<Workers>> {
+fn workers(count: usize) -> Result<Workers> {
     let no_threads = |error| FsError::Io(format!("no threads for transfers: {error}"));
-    Workers::start(count).map(Arc::new).map_err(no_threads)
+    Workers::start(count).map_err(no_threads)
 }
 
 /// Whether this is the content of the pool. A look at a pool that a server owns has none of its content, of whichever

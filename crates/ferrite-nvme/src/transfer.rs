@@ -209,7 +209,7 @@ impl NvmeFile {
                 return done(buffer, written);
             }
             // Not where threads may wait for the barrier that this is inside of.
-            let finishers = Arc::clone(&pinned.core().finishers);
+            let finishers = pinned.core().finishers.queue();
             finishers.add(move || {
                 let stored = pinned.core().store_due_times(&pinned);
                 drop((inside, pinned));
@@ -226,7 +226,9 @@ impl InodeRef {
         if Arc::strong_count(self.core()) > 1 && self.core().release_unless_last(&self) {
             return self.leave();
         }
-        let workers = Arc::clone(&self.core().workers);
+        // This thread may be that of a device, which whoever drops the last part of the engine waits for: it must not
+        // become the one that waits for the workers.
+        let workers = self.core().workers.queue();
         workers.add(move || drop(self));
     }
 }

@@ -1,6 +1,7 @@
 //! Threads for work that may wait for a device, so that the threads of sockets and devices do not.
 //!
-//! Invariant: all submitted work is done, also when the last handle is dropped: the drop waits for it.
+//! Invariant: all submitted work is done, also when the last [`Workers`] is dropped: the drop waits for it. So a thread
+//! that must not wait has no `Arc` of it, which may become the last one, but a [`Queue`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ const QUEUE_MAX: usize = 4096;
 pub type Work = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
-struct Queue {
+struct Waiting {
     work: VecDeque<Work>,
     /// Number of threads that work now.
     busy: usize,
@@ -25,7 +26,7 @@ struct Queue {
 
 #[derive(Default)]
 struct Shared {
-    queue: Mutex<Queue>,
+    queue: Mutex<Waiting>,
     changed: Condvar,
     /// A thread has finished its work.
     idle: Condvar,
@@ -85,8 +86,23 @@ impl Workers {
     /// Has `work` done by a thread, however much is queued: for callers that must not wait and bound their work
     /// themselves.
     pub fn add(&self, work: impl FnOnce() + Send + 'static) {
-        self.shared.queue.lock().work.push_back(Box::new(work));
-        self.shared.changed.notify_one();
+        self.shared.add(Box::new(work));
+    }
+
+    /// Where to give these threads work without keeping them.
+    pub fn queue(&self) -> Queue {
+        Queue(Arc::clone(&self.shared))
+    }
+}
+
+/// A handle of [`Workers`] that does not keep them: its drop never waits.
+#[derive(Clone)]
+pub struct Queue(Arc<Shared>);
+
+impl Queue {
+    /// [`Workers::add`]. The work has to keep the workers: without them it is not done.
+    pub fn add(&self, work: impl FnOnce() + Send + 'static) {
+        self.0.add(Box::new(work));
     }
 }
 
@@ -101,6 +117,11 @@ impl Drop for Busy<'_> {
 }
 
 impl Shared {
+    fn add(&self, work: Work) {
+        self.queue.lock().work.push_back(work);
+        self.changed.notify_one();
+    }
+
     fn next(&self) -> Option<Work> {
         let mut queue = self.queue.lock();
         loop {
