@@ -10,12 +10,11 @@ PREFIX ?= /usr/local
 VERSION = $(shell sed -n '/^\[workspace.package\]/,/^$$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 FERRITE = $(CARGO_TARGET_DIR)/release/ferrite
 LAB = $(CARGO_TARGET_DIR)/release/ferrite-lab
-UNDER_TEST = FERRITE_C_LIBRARY=$(CARGO_TARGET_DIR)/debug/libferrite_c.a FERRITE_C_LIBS="$(ROCKSDB_LIBS)" FERRITE_BIN=$(CARGO_TARGET_DIR)/ci/ferrite FERRITE_LAB_BIN=$(CARGO_TARGET_DIR)/ci/ferrite-lab
-# All features that a test needs: of the programs everywhere, of the programs here, and of all crates. Not every machine
+UNDER_TEST = FERRITE_C_LIBRARY=$(CARGO_TARGET_DIR)/debug/libferrite_c.a FERRITE_C_LIBS="$(ROCKSDB_LIBS)" FERRITE_BIN=$(CARGO_TARGET_DIR)/debug/ferrite
+# All features that a test needs: of the programs everywhere, and of all crates here. Not every machine
 # can have librados; without it, its tests are left out, aloud. The shell looks for it, not make, which would do so before a rule has installed it.
 HAS_RADOS = [ -e /usr/include/rados/librados.h ]
 FEATURES = ferrite-cli/nvme,ferrite-lab/leveldb,ferrite-lab/nvme
-PROGRAM_FEATURES = $(FEATURES)$$(! $(HAS_RADOS) || echo ,ferrite-cli/rados,ferrite-lab/rados)
 ALL_FEATURES = $(FEATURES)$$(! $(HAS_RADOS) || echo ,ferrite-cli/rados,ferrite-lab/rados,ferrite-rados/librados,ferrite-nvme/rados)
 SAY_SKIPPED = @$(HAS_RADOS) || echo "SKIPPED: tests of content in Ceph need the Debian package librados-dev"
 
@@ -64,9 +63,9 @@ lint:
 	@crates=$$(cargo tree -p ferrite -e normal --prefix none --no-dedupe | sort -u | wc -l); \
 		[ "$$crates" -le 42 ] || { echo "the library has grown to $$crates crates; 42 are enough"; exit 1; }
 
-# The command line is built first, optimized but without link-time optimization: the tests on a real mount run that binary.
+# The programs under test are those that cargo builds for the tests, with the assertions and the checks of lock order
+# that a release leaves out; the crates that compute most are optimized there, too.
 unit:
-	cargo build --profile ci -p ferrite-cli -p ferrite-lab --features $(PROGRAM_FEATURES)
 	$(SAY_SKIPPED)
 	# The library for C and the extension for Python, without what other crates would add to their features.
 	cargo build -p ferrite-c -p ferrite-python --features ferrite-c/postgres,ferrite-python/postgres
@@ -80,9 +79,9 @@ unit:
 	scripts/run-tests.py --only ferrite-map/ferrite_map=models --only ferrite-mr/ferrite_mr=models \
 		-p ferrite-map -p ferrite-mr --features ferrite-map/shuttle,ferrite-mr/shuttle --lib
 	# Probes in the engine: spans add up, and what threads share is bounded.
-	scripts/run-tests.py --only ferrite-pm/ferrite_pm=profile --only ferrite-fs/spans --only ferrite-fs/shared_lines \
-		-p ferrite-pm -p ferrite-fs --features ferrite-fs/spans --lib --test spans --test shared_lines
-	# The crash explorer and the crash tests on engines with seeded bugs: they must find each one.
+	scripts/run-tests.py --only ferrite-pm/profile --only ferrite-fs/spans --only ferrite-fs/shared_lines \
+		-p ferrite-pm -p ferrite-fs --features ferrite-fs/spans --test profile --test spans --test shared_lines
+	# The crash explorer and the crash tests on engines with seeded bugs, whose caches are smaller: they must find each one.
 	scripts/run-tests.py --only ferrite-crash/seeded_bugs --only ferrite-crash/remote=mistakes \
 		--only ferrite-fs/regions_crash --only ferrite-blob/crash --only ferrite-nvme/crash \
 		--only ferrite-nvme/content_faults=mistakes --only ferrite-nvme/slice_mistakes=mistakes \

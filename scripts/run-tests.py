@@ -73,7 +73,7 @@ class Group:
     def __init__(self, folder, name, executable, tests, way=None):
         self.folder, self.name, self.executable, self.tests, self.way = folder, name, executable, tests, way
         self.crate = os.path.basename(folder)
-        self.seconds, self.ended_well = 0.0, False
+        self.seconds, self.cpu_seconds, self.ended_well = 0.0, 0.0, False
 
     def key(self):
         """Its name in lists."""
@@ -139,6 +139,21 @@ def rings_offered():
             return False
 
 
+def wait_for(process, limit_s):
+    """Waits for a process that ended within a time, or ends its group; returns its exit code, the CPU time of it and of
+    the processes that it waited for, and what its threads waited for if it had to be ended."""
+    deadline, waits = time.monotonic() + limit_s, ""
+    while True:
+        ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+        if ended:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return process.returncode, usage.ru_utime + usage.ru_stime, waits
+        if time.monotonic() > deadline and not waits:
+            waits = waits_of(process.pid) or "(none)"
+            os.killpg(process.pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
 def run(group):
     """Runs one."""
     environment = dict(os.environ, CARGO_MANIFEST_DIR=group.folder)
@@ -155,21 +170,16 @@ def run(group):
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        waits = ""
-        try:
-            ended.wait(LIMIT_S)
-        except subprocess.TimeoutExpired:
-            waits = waits_of(ended.pid)
-            os.killpg(ended.pid, signal.SIGKILL)
+        code, group.cpu_seconds, waits = wait_for(ended, LIMIT_S)
         group.seconds = time.monotonic() - began
         output.seek(0)
         with PRINTING:
-            print(f"== {group.key()} ({group.seconds:.0f} s)", flush=True)
+            print(f"== {group.key()} ({group.seconds:.0f} s, {group.cpu_seconds:.0f} s on a CPU)", flush=True)
             sys.stdout.buffer.write(output.read())
             if waits:
                 print(f"\nFAILED: {group.key()} hangs: it was ended after {LIMIT_S} s. Its threads:\n{waits}")
             sys.stdout.flush()
-    group.ended_well = not waits and ended.wait() == 0
+    group.ended_well = not waits and code == 0
 
 
 PRINTING = threading.Lock()
