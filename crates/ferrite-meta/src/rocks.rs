@@ -78,6 +78,10 @@ const UNMERGED_TABLES_FULL: u64 = 24;
 const UNMERGED_TABLES_LEFT: u64 = 4;
 /// A full store is merged before it refuses, if so many transactions have deleted something since.
 const DELETED_MIN: u64 = 64;
+/// It is merged as a whole before it refuses for lack of space, if so many pairs have been deleted since, and this part
+/// of all: RocksDB may have no merge due that would drop them.
+const DELETED_PAIRS_MIN: u64 = 256;
+const PAIRS_PER_DELETED: u64 = 64;
 /// How long a writer waits for that, and how often it checks.
 const MERGE_MAX: Duration = Duration::from_secs(5);
 const MERGE_POLL: Duration = Duration::from_millis(5);
@@ -143,6 +147,8 @@ pub struct RocksStore {
     reserve_bytes: u64,
     /// Transactions that deleted something since a merge was started for them.
     deleted: AtomicU64,
+    /// Pairs that were deleted since the whole store was merged for them.
+    deleted_pairs: AtomicU64,
     /// When a wait for merges last ended for lack of space.
     merging: Mutex<Option<Instant>>,
 }
@@ -236,6 +242,7 @@ impl RocksStore {
             space,
             reserve_bytes,
             deleted: AtomicU64::new(0),
+            deleted_pairs: AtomicU64::new(0),
             merging: Mutex::default(),
         };
         if !options.read_only {
@@ -294,7 +301,7 @@ impl RocksStore {
 
     /// Waits for merges that are due and may give space back. If something was deleted, it makes them due: RocksDB
     /// would run them at some later time, and no caller could write until then. A transaction that deletes is not
-    /// refused while there is anything to merge.
+    /// refused while there is anything to merge, nor another one while much of what is stored was deleted.
     fn reclaim(&self, least: u64, deletes: bool) -> Result<()> {
         let mut lacked_space = self.merging.lock();
         let mut has_merged = false;
@@ -309,8 +316,13 @@ impl RocksStore {
         }
         self.wait_for_merges(least, has_merged)?;
         let is_short = || Ok::<_, Error>(self.would_wait() || self.space.bytes()?.1 < least);
-        if deletes && is_short()? && (has_deleted || !lacked_lately) {
+        let merges_all = match deletes {
+            true => has_deleted || !lacked_lately,
+            false => self.has_much_deleted() && !self.would_wait(),
+        };
+        if merges_all && is_short()? {
             self.deleted.store(0, Ordering::Relaxed);
+            self.deleted_pairs.store(0, Ordering::Relaxed);
             match self.db.compact() {
                 // There is no space for a full merge either; the caller is refused.
                 Err(DbError::NoSpace(_)) => {}
@@ -321,6 +333,12 @@ impl RocksStore {
         let is_still_short = self.lacks_space() || deletes && is_short()?;
         *lacked_space = is_still_short.then(Instant::now);
         Ok(())
+    }
+
+    /// Whether merging the whole store is worth while for what was deleted.
+    fn has_much_deleted(&self) -> bool {
+        let least = DELETED_PAIRS_MIN.max(self.db.statistics().keys_estimated / PAIRS_PER_DELETED);
+        self.deleted_pairs.load(Ordering::Relaxed) >= least
     }
 
     /// Waits while merges are under way, and for the files that they have replaced to go, which they do a moment later.
@@ -409,7 +427,7 @@ impl MetaStore for RocksStore {
             store: self,
             txn: self.db.begin(),
             puts: false,
-            deletes: false,
+            deletes: 0,
             is_admitted: false,
         })
     }
@@ -466,7 +484,8 @@ struct Txn<'s> {
     txn: Option<crate::rocksdb::Txn<'s>>,
     /// Whether it put anything, even if that was undone.
     puts: bool,
-    deletes: bool,
+    /// How many pairs it deletes.
+    deletes: u64,
     is_admitted: bool,
 }
 
@@ -496,7 +515,7 @@ impl Transaction for Txn<'_> {
     }
 
     fn delete(&mut self, key: &[u8]) -> Result<()> {
-        self.deletes = true;
+        self.deletes += 1;
         self.changing()?.delete(key).map_err(refused)
     }
 
@@ -521,20 +540,21 @@ impl Transaction for Txn<'_> {
     }
 
     fn admit(&mut self) -> Result<()> {
-        self.store.admit(self.deletes)?;
+        self.store.admit(self.deletes > 0)?;
         self.is_admitted = true;
         Ok(())
     }
 
     fn commit(self: Box<Self>) -> Result<()> {
-        if !self.is_admitted && (self.puts || self.deletes) {
-            self.store.admit(self.deletes)?;
+        if !self.is_admitted && (self.puts || self.deletes > 0) {
+            self.store.admit(self.deletes > 0)?;
         }
         if let Some(txn) = self.txn {
             txn.commit().map_err(refused)?;
         }
-        if self.deletes {
+        if self.deletes > 0 {
             self.store.deleted.fetch_add(1, Ordering::Relaxed);
+            self.store.deleted_pairs.fetch_add(self.deletes, Ordering::Relaxed);
         }
         Ok(())
     }

@@ -423,6 +423,26 @@ fn a_full_store_refuses_and_goes_on() {
     assert!(store.get(b"space").unwrap().is_some() && store.get(&key(count - 1)).unwrap().is_none());
 }
 
+/// The same with a single transaction that deletes all, for which RocksDB merges nothing unless it is asked.
+#[test]
+fn a_full_store_that_is_emptied_at_once_takes_changes() {
+    let blobs = Arc::new(MemoryBlobs::new(32 << 20, false));
+    let options = Options {
+        create: true,
+        ..Options::default()
+    };
+    let store = RocksStore::open(Backend::Blobs(Arc::clone(&blobs) as _), &options).unwrap();
+    let mut rng = Rng::new(2);
+    let mut put = |number: u64| {
+        let noise: Vec<u8> = (0..4000).map(|_| rng.next_u64() as u8).collect();
+        change(&store, |txn| txn.put(&key(number), &noise))
+    };
+    let count = (0..).find(|&number| put(number).is_err()).unwrap();
+    assert!(count > 500, "{count}");
+    change(&store, |txn| (0..count).try_for_each(|number| txn.delete(&key(number)))).unwrap();
+    (0..count / 2).for_each(|number| put(number).unwrap());
+}
+
 /// At the edge of its space for long, with merges all the time, the store refuses what does not fit, and never stops.
 #[test]
 fn a_store_that_stays_full_does_not_stop() {
