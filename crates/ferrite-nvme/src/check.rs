@@ -388,6 +388,9 @@ impl Core {
                 seen.tally.xattrs(ino, value.len() as u64);
                 if ino == ROOT_INO && rights::user_quotas_in(value).is_none() {
                     report.found("the quotas of users cannot be read", Some(Mend::UserQuotas));
+                } else if !rights::are_readable(value) {
+                    let what = format!("inode {ino}: its extended attributes cannot be read");
+                    report.found(what, Some(Mend::Drop(key.to_vec())));
                 }
             }
         })?;

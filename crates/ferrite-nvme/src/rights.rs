@@ -163,8 +163,14 @@ impl Core {
 
     /// The quotas of users, as the root directory keeps them. Damage, which a check reports, leaves none until then.
     pub(crate) fn kept_user_quotas(&self) -> Result<UserQuotas> {
-        let value = self.meta.get(&key::xattrs(ROOT_INO))?;
-        Ok(value.and_then(|value| user_quotas_in(&value)).unwrap_or_default())
+        let Some(value) = self.meta.get(&key::xattrs(ROOT_INO))? else {
+            return Ok(UserQuotas::default());
+        };
+        let kept = user_quotas_in(&value);
+        if kept.is_none() {
+            tracing::warn!("the quotas of users cannot be read: none holds until `ferrite fsck --repair`");
+        }
+        Ok(kept.unwrap_or_default())
     }
 
     /// All extended attributes of an inode.
@@ -195,10 +201,14 @@ impl Core {
     }
 }
 
-/// The quotas of users among the extended attributes in a record; `None` if they cannot be read. A record that cannot
-/// be read has none.
+/// Whether the extended attributes in a record can be read.
+pub(crate) fn are_readable(value: &[u8]) -> bool {
+    decode_xattrs(value).is_some()
+}
+
+/// The quotas of users among the extended attributes in a record; `None` if they cannot be read.
 pub(crate) fn user_quotas_in(value: &[u8]) -> Option<UserQuotas> {
-    let xattrs = decode_xattrs(value).unwrap_or_default();
+    let xattrs = decode_xattrs(value)?;
     UserQuotas::of(xattrs.iter().map(|(name, value)| (&name[..], &value[..])))
 }
 

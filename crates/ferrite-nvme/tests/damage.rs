@@ -146,6 +146,28 @@ fn numbers_of_links_are_counted() {
     }
 }
 
+/// Attributes that cannot be read at all are named and removed: those of a file, and of the root directory.
+#[test]
+fn attributes_that_cannot_be_read_are_mended() {
+    for path in ["/", "/d"] {
+        let pool = filled();
+        let ino = ino(&pool, path);
+        let set = |name: &[u8], value: &[u8]| pool.fs().setxattr(SYSTEM, ino, name, value, XattrMode::Any);
+        set(b"user.note", b"lost").unwrap();
+        let pool = mended_in(pool, &format!("the attributes of {path}"), |pool| {
+            let key = [&b"A"[..], &ino.to_be_bytes()].concat();
+            let mut value = pool.meta().get(&key).unwrap().unwrap();
+            value.pop();
+            put(pool, &key, Some(&value));
+        });
+        let fs = pool.fs();
+        assert_eq!(fs.getxattr(SYSTEM, ino, b"user.note"), Err(FsError::NoAttribute));
+        fs.setxattr(SYSTEM, ino, b"user.note", b"again", XattrMode::Any)
+            .unwrap();
+        pool.check();
+    }
+}
+
 /// Quotas of users that cannot be read are removed, and nothing else of the root directory.
 #[test]
 fn quotas_of_users_are_mended() {

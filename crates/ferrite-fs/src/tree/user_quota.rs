@@ -35,11 +35,12 @@ fn of_attributes(attributes: &Attributes) -> Option<UserQuotas> {
 
 /// Those that are kept. Damage, which a check reports, leaves none until then.
 pub(crate) fn kept(core: &Core) -> UserQuotas {
-    let attributes = rights::attributes(core, ROOT, &core.load(ROOT));
-    attributes
-        .ok()
-        .and_then(|attributes| of_attributes(&attributes))
-        .unwrap_or_default()
+    let attributes = rights::attributes(core, ROOT, &core.load(ROOT)).ok();
+    let kept = attributes.and_then(|attributes| of_attributes(&attributes));
+    if kept.is_none() {
+        tracing::warn!("the quotas of users cannot be read: none holds until `ferrite fsck --repair`");
+    }
+    kept.unwrap_or_default()
 }
 
 /// The quota of a user.
