@@ -113,7 +113,7 @@ impl Blob {
 
     /// Reads bytes below the valid length: aligned parts go straight to the caller's buffer, others through pages of
     /// the store.
-    fn read_old(&self, state: &State, buf: &mut [u8], offset: u64) -> Result<()> {
+    pub(crate) fn read_old(&self, state: &State, buf: &mut [u8], offset: u64) -> Result<()> {
         let mut own: Vec<(u64, Pages, usize, &mut [u8])> = Vec::new();
         let mut batch: Vec<Op<'_>> = Vec::new();
         let (mut at, mut rest) = (offset, buf);
@@ -171,32 +171,49 @@ impl Blob {
         }
         let mut state = self.changeable(metadata)?;
         // Zeros go from the old end up to there, too.
-        self.check_tangle(&state, offset.min(state.valid_len), end)?;
-        let added = self.fill_holes(&mut state, offset, end)?;
+        let first = offset.min(state.valid_len);
+        self.check_tangle(&state, first, end)?;
+        match self.core.is_shared(&state, first, end) {
+            true => self.write_shared(&mut state, data, offset, metadata),
+            false => self.write_range(&mut state, data, offset, metadata),
+        }
+    }
+
+    /// [`Self::write_at`] of bytes in holes, behind the end, and in units that no other blob names.
+    pub(crate) fn write_range(
+        &self,
+        state: &mut State,
+        data: &[u8],
+        offset: u64,
+        metadata: Option<&[u8]>,
+    ) -> Result<()> {
+        let end = offset + data.len() as u64;
+        let added = self.fill_holes(state, offset, end)?;
         let valid_len = state.valid_len.max(end);
         if is_seeded(Bug::BlobMetadataFirst) {
             let mut early = std::mem::replace(&mut state.valid_len, valid_len);
-            self.store(&mut state, metadata, true)?;
+            self.store(state, metadata, true)?;
             std::mem::swap(&mut early, &mut state.valid_len);
         }
         if data.len() <= PAGE_BYTES && offset < state.valid_len {
-            return self.write_both(&mut state, &added, data, offset, metadata);
+            return self.write_both(state, &added, data, offset, metadata);
         }
-        let overflow = match self.write_new(&state, &added, data, offset) {
+        let overflow = match self.write_new(state, &added, data, offset) {
             Ok(overflow) => overflow,
             Err(error) => {
-                self.undo_fill(&mut state, &added);
+                self.undo_fill(state, &added);
                 return Err(error);
             }
         };
         match metadata.is_none() && added.is_empty() && valid_len == state.valid_len {
             true => Ok(()),
-            false => self.store_with(&mut state, &added, valid_len, metadata, overflow),
+            false => self.store_with(state, &added, valid_len, metadata, overflow),
         }
     }
 
     /// [`Self::write_at`] without metadata, if all these bytes are old; otherwise it does nothing and returns `false`.
-    /// Calls `begins` once no one else transfers these pages, and before it changes any.
+    /// Those that another blob shares are not overwritten either. Calls `begins` once no one else transfers these
+    /// pages, and before it changes any.
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::Damaged`] where two blobs claim one place; errors of the device, after which pages
@@ -205,7 +222,8 @@ impl Blob {
         let end = offset.checked_add(data.len() as u64).ok_or(Error::NoSpace)?;
         let state = self.inner.state.read();
         self.alive(&state)?;
-        if end > state.valid_len || !self.core.has_all(&state, offset, end) {
+        if end > state.valid_len || !self.core.has_all(&state, offset, end) || self.core.is_shared(&state, offset, end)
+        {
             return Ok(false);
         }
         self.core.check_running()?;
@@ -284,8 +302,8 @@ impl Blob {
         self.store(&mut state, Some(metadata), false)
     }
 
-    /// Makes sure that writes of these bytes need no further space. Existing content stays. One step, as a crash sees
-    /// it; durable when it returns.
+    /// Makes sure that writes of these bytes need no further space; what other blobs share is copied for that. Existing
+    /// content stays. One step, as a crash sees it; durable when it returns.
     ///
     /// # Errors
     /// [`Error::NoSpace`], and nothing has changed; errors of the device.
@@ -293,6 +311,10 @@ impl Blob {
         let end = offset.checked_add(len).ok_or(Error::NoSpace)?;
         let mut state = self.changeable(metadata)?;
         self.check_tangle(&state, 0, 0)?;
+        if self.core.is_shared(&state, offset, end) {
+            self.check_tangle(&state, offset, end)?;
+            self.unshare(&mut state, offset..end)?;
+        }
         let added = self.fill_holes(&mut state, offset, end)?;
         let valid = state.valid_len;
         let zeroed = self
@@ -582,7 +604,7 @@ impl Blob {
 }
 
 /// Ranges of units, cut into parts that are whole clusters, or lie within one.
-fn in_clusters(ranges: &[(u32, u32)], per_cluster: u32) -> Vec<(u32, u32)> {
+pub(crate) fn in_clusters(ranges: &[(u32, u32)], per_cluster: u32) -> Vec<(u32, u32)> {
     let mut parts = Vec::new();
     for &(first, count) in ranges {
         let (mut at, end) = (first, first + count);

@@ -1,5 +1,9 @@
 //! The check of a store: every structure against every other.
 
+use rangemap::RangeSet;
+
+use crate::blob::Blob;
+use crate::shared_units::SharedUnits;
 use crate::store::BlobStore;
 use crate::{CLUSTER_BYTES, Error, Result};
 
@@ -10,13 +14,13 @@ pub struct Report {
     pub findings: Vec<String>,
     /// Blobs.
     pub blobs: u64,
-    /// Bytes of the clusters, and parts of them, that blobs name.
+    /// Bytes of the clusters, and parts of them, that blobs name; once, whatever the number of blobs.
     pub allocated_bytes: u64,
 }
 
 impl BlobStore {
-    /// Checks all metadata: unreadable pages, clusters that two blobs have, and clusters that no blob has and that are
-    /// not free. The store should be idle.
+    /// Checks all metadata: unreadable pages, clusters that two blobs have and do not share, clusters that no blob has
+    /// and that are not free, and how many blobs share which. The store should be idle.
     ///
     /// # Errors
     /// Errors of the device.
@@ -25,6 +29,8 @@ impl BlobStore {
             findings: self.damage(),
             ..Report::default()
         };
+        let mut names = Names::default();
+        let may_share = self.core.superblock.lock().has_shared;
         for id in self.ids()? {
             let blob = match self.blob(id) {
                 Ok(blob) => blob,
@@ -36,7 +42,20 @@ impl BlobStore {
             };
             report.blobs += 1;
             report.allocated_bytes += blob.allocated_bytes();
+            if may_share {
+                names.add(&blob);
+            }
         }
+        report.allocated_bytes -= names.shared.surplus() * self.core.layout.unit_bytes();
+        let free = self.core.free.lock();
+        // Of what another blob owns as well, names are not counted.
+        let is_right = free.tangled.is_empty() && report.findings.is_empty();
+        if is_right && names.shared != free.shared {
+            let (counted, found) = (free.shared.surplus(), names.shared.surplus());
+            let what = format!("blobs share {found} parts of clusters, and {counted} are counted");
+            report.findings.push(what);
+        }
+        drop(free);
         let space = self.space();
         let used = space.clusters * CLUSTER_BYTES - space.free_bytes - self.core.slot_bytes();
         if used != report.allocated_bytes {
@@ -46,5 +65,26 @@ impl BlobStore {
                 .push(format!("clusters of {used} bytes are in use, blobs name {named}"));
         }
         Ok(report)
+    }
+}
+
+/// How many blobs name which units, counted anew.
+#[derive(Default)]
+struct Names {
+    named: RangeSet<u32>,
+    shared: SharedUnits,
+}
+
+impl Names {
+    fn add(&mut self, blob: &Blob) {
+        for &(physical, count) in blob.inner.state.read().pieces.values() {
+            let range = physical..physical + count;
+            let before: Vec<_> = self.named.overlapping(&range).cloned().collect();
+            for part in before {
+                let part = part.start.max(range.start)..part.end.min(range.end);
+                self.shared.add_name(part);
+            }
+            self.named.insert(range);
+        }
     }
 }

@@ -4,6 +4,8 @@
 //! place. So after [`Error::NoSpace`] and [`Error::TooManyPieces`] nothing has changed; an error of the device may
 //! leave some pages zeroed, as it may leave some pages of a write in place new.
 
+use std::ops::Range;
+
 use crate::blob::{Added, Blob, PAGE};
 use crate::core::State;
 use crate::format::Overflow;
@@ -15,7 +17,8 @@ impl Blob {
     /// Durable when it returns; a crash in between leaves some of them zeroed.
     ///
     /// # Errors
-    /// [`Error::TooManyPieces`], and nothing has changed; errors of the device, after which pages are old or zeros.
+    /// [`Error::TooManyPieces`], and nothing has changed; [`Error::NoSpace`], where other blobs share what would be
+    /// zeroed in place; errors of the device, after which pages are old or zeros.
     pub fn punch(&self, offset: u64, len: u64, metadata: Option<&[u8]>) -> Result<()> {
         let mut state = self.changeable(metadata)?;
         let end = offset.saturating_add(len);
@@ -30,6 +33,9 @@ impl Blob {
         };
         let to = to.max(from);
         let bytes = |unit: u64| unit.saturating_mul(layout.unit_bytes());
+        // Only what is zeroed in place, not what is released.
+        self.unshare(&mut state, offset..end.min(bytes(from)).min(valid))?;
+        self.unshare(&mut state, offset.max(bytes(to))..end.min(valid))?;
         let edges = [(offset, end.min(bytes(from))), (offset.max(bytes(to)), end)];
         let clamp = |unit: u64| u32::try_from(unit).unwrap_or(u32::MAX);
         let before = state.before();
@@ -58,20 +64,40 @@ impl Blob {
         let mut state = self.changeable(metadata)?;
         let valid = state.valid_len;
         self.check_tangle(&state, offset, end.min(valid))?;
-        let added = self.fill_holes(&mut state, offset, end)?;
-        let fresh = self.zero_added(&state, &added, 0..0, valid);
+        // Shared units that are zeroed as a whole are not copied before.
+        let unit_bytes = self.core.layout.unit_bytes();
+        let from = offset.checked_next_multiple_of(unit_bytes).unwrap_or(end);
+        let to = end / unit_bytes * unit_bytes;
+        self.unshare(&mut state, offset..from.min(end))?;
+        self.unshare(&mut state, to.max(offset)..end)?;
+        let before = state.before();
+        let freed = self.core.take_shared(&mut state, &self.core.units_of(&(from..to)));
+        let zeroed = self.zero_own(&mut state, offset..end, metadata);
+        match zeroed {
+            Ok(()) => self.core.give_units(&freed),
+            Err(_) if !freed.is_empty() => state.restore(before),
+            Err(_) => {}
+        }
+        zeroed
+    }
+
+    /// [`Self::zero`] of holes and of units that no other blob names.
+    fn zero_own(&self, state: &mut State, bytes: Range<u64>, metadata: Option<&[u8]>) -> Result<()> {
+        let (offset, end, valid) = (bytes.start, bytes.end, state.valid_len);
+        let added = self.fill_holes(state, offset, end)?;
+        let fresh = self.zero_added(state, &added, 0..0, valid);
         let zeroed = fresh
             .and_then(|pieces| self.put_fresh(&pieces))
-            .and_then(|()| self.pieces_if(&state, !added.is_empty()))
+            .and_then(|()| self.pieces_if(state, !added.is_empty()))
             .and_then(|overflow| {
-                let zeroed = self.zero_old(&state, &added, offset, end.min(valid));
+                let zeroed = self.zero_old(state, &added, offset, end.min(valid));
                 self.or_give_overflow(overflow, zeroed)
             });
         match zeroed {
             Ok(None) if metadata.is_none() => Ok(()),
-            Ok(overflow) => self.store_with(&mut state, &added, valid, metadata, overflow),
+            Ok(overflow) => self.store_with(state, &added, valid, metadata, overflow),
             Err(error) => {
-                self.undo_fill(&mut state, &added);
+                self.undo_fill(state, &added);
                 Err(error)
             }
         }

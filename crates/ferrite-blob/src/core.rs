@@ -4,6 +4,7 @@
 //! predecessor and durable before that is free again, so a crash finds one of the two, whole.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 
@@ -20,6 +21,7 @@ use crate::lock_order;
 use crate::page::Pages;
 use crate::ranges::Ranges;
 use crate::ring::Ring;
+use crate::shared_units::{SharedUnits, within};
 use crate::space::Bitmap;
 use crate::sums::Summed;
 use crate::units::Units;
@@ -36,6 +38,8 @@ pub(crate) struct Free {
     pub(crate) units: Units,
     pub(crate) slots: Bitmap,
     pub(crate) overflow: Bitmap,
+    /// Of the units that several blobs name: how many do.
+    pub(crate) shared: SharedUnits,
     /// Of each slot that was ever used: the last incarnation that was allocated.
     pub(crate) incarnations: Vec<u32>,
     /// Slots that hold a blob.
@@ -94,6 +98,8 @@ pub(crate) struct State {
     pub(crate) generation: u64,
     pub(crate) is_live: bool,
     pub(crate) valid_len: u64,
+    /// Other blobs of this group may name some of its units, too; 0: none does.
+    pub(crate) group: u32,
     pub(crate) metadata: Vec<u8>,
     /// Pieces by their first unit in the blob: where they are, how many.
     pub(crate) pieces: BTreeMap<u32, (u32, u32)>,
@@ -117,6 +123,7 @@ impl Inner {
                 generation,
                 is_live: false,
                 valid_len: 0,
+                group: 0,
                 metadata: Vec::new(),
                 pieces: BTreeMap::new(),
                 overflow: Vec::new(),
@@ -126,6 +133,16 @@ impl Inner {
 }
 
 impl Free {
+    /// One blob fewer names these units.
+    fn give(&mut self, first: u32, count: u32) {
+        if is_seeded(Bug::BlobShareUncounted) {
+            return self.units.give(first, count);
+        }
+        for part in self.shared.drop_name(first..first.saturating_add(count)) {
+            self.units.give(part.start, part.end - part.start);
+        }
+    }
+
     /// The newest generation of a slot has changed.
     pub(crate) fn moved(&mut self, slot: u32, from: u64, to: u64) {
         let less = self.digest.wrapping_sub(digest::of(slot, from));
@@ -200,6 +217,15 @@ impl State {
             freed.push((physical + (from_within - first), to_within - from_within));
         }
         freed
+    }
+
+    /// The pieces of a part of the blob, as far as they lie in it.
+    pub(crate) fn pieces_in(&self, units: &Range<u32>) -> Vec<Range<u32>> {
+        let first = self.pieces.range(..=units.start).next_back();
+        let first = first.map_or(units.start, |(&first, _)| first);
+        let pieces = self.pieces.range(first..units.end.max(first));
+        let parts = pieces.map(|(&at, &(_, count))| within(&(at..at.saturating_add(count)), units));
+        parts.filter(|part| !part.is_empty()).collect()
     }
 
     pub(crate) fn units(&self) -> u64 {
@@ -298,6 +324,7 @@ impl Core {
                 generation: head.generation,
                 is_live: true,
                 valid_len: head.valid_len,
+                group: head.group,
                 metadata: head.metadata,
                 pieces: extents.iter().filter_map(|extent| self.existing(extent)).collect(),
                 overflow: head.overflow,
@@ -348,6 +375,10 @@ impl Core {
     /// stops.
     pub(crate) fn store_head(&self, id: BlobId, state: &mut State, overflow: Option<Vec<Overflow>>) -> Result<()> {
         let extents = state.extents();
+        let group = match overflow {
+            Some(_) => self.group_of(state),
+            None => state.group,
+        };
         let old_overflow = match overflow {
             Some(pages) => std::mem::replace(&mut state.overflow, pages),
             None => Vec::new(),
@@ -358,6 +389,7 @@ impl Core {
             is_live: state.is_live,
             is_older: false,
             valid_len: state.valid_len,
+            group,
             metadata: state.metadata.clone(),
             extent_count: extents.len() as u32,
             overflow: state.overflow.clone(),
@@ -366,6 +398,7 @@ impl Core {
         if !is_seeded(Bug::BlobDeleteForgotten) || head.is_live {
             self.put_head(&head)?;
         }
+        state.group = group;
         let before = std::mem::replace(&mut state.generation, head.generation);
         let mut free = self.free.lock();
         free.moved(id.slot(), before, head.generation);
@@ -432,17 +465,18 @@ impl Core {
         Ok(counts.iter().map(&mut take).collect())
     }
 
+    /// A blob no longer names these units, durably: those that no other blob names are free.
     pub(crate) fn give_units(&self, pieces: &[(u32, u32)]) {
         let mut free = self.free.lock();
         if free.tangled.is_empty() {
-            pieces.iter().for_each(|&(first, count)| free.units.give(first, count));
+            pieces.iter().for_each(|&(first, count)| free.give(first, count));
             return;
         }
         let units = free.units.count();
         for &(first, count) in pieces {
             for unit in (first..first.saturating_add(count)).take_while(|&unit| unit < units) {
                 if !free.tangled.values().any(|claimed| claimed.contains(&unit)) {
-                    free.units.give(unit, 1);
+                    free.give(unit, 1);
                 }
             }
         }

@@ -29,6 +29,8 @@ const VERSION_WITH_UNITS: u32 = 3;
 /// The version with more areas of slots than that allows, or some in parts of clusters. A store moves to it when it
 /// needs such an area.
 const VERSION_WITH_PARTS: u32 = 4;
+/// The version in which blobs have groups, and those of a group share units. A store moves to it when the first do.
+const VERSION_WITH_GROUPS: u32 = 5;
 /// First bytes of a superblock.
 pub(crate) const MAGIC: [u8; 8] = *b"FerrBlob";
 /// Flags of a superblock.
@@ -54,6 +56,7 @@ const EXTENT_BYTES: usize = 12;
 const METADATA_AT: usize = 48;
 const OVERFLOW_AT: usize = METADATA_AT + METADATA_BYTES_MAX;
 const EXTENTS_AT: usize = OVERFLOW_AT + OVERFLOW_MAX * 8;
+const GROUP_AT: usize = EXTENTS_AT + HEAD_EXTENTS * EXTENT_BYTES;
 const CRC_AT: usize = 8;
 const SUM_BYTES: usize = 8;
 /// Areas of slots among the clusters.
@@ -251,6 +254,8 @@ pub(crate) struct Superblock {
     pub(crate) has_older: bool,
     /// Units with more slots.
     pub(crate) areas: Areas,
+    /// Blobs may share units.
+    pub(crate) has_shared: bool,
 }
 
 impl Superblock {
@@ -261,8 +266,9 @@ impl Superblock {
         let has_units = u64::from(self.layout.unit_pages) < CLUSTER_PAGES;
         let per = self.layout.units_per_cluster();
         let is_whole = |&(first, count): &(u32, u32)| first.is_multiple_of(per) && count.is_multiple_of(per);
-        let has_parts = self.areas.len() > AREAS_OF_CLUSTERS_MAX || !self.areas.iter().all(is_whole);
+        let has_parts = self.has_shared || self.areas.len() > AREAS_OF_CLUSTERS_MAX || !self.areas.iter().all(is_whole);
         let version = match self.layout.sum_pages {
+            _ if self.has_shared => VERSION_WITH_GROUPS,
             _ if has_units && has_parts => VERSION_WITH_PARTS,
             _ if has_units => VERSION_WITH_UNITS,
             0 => VERSION,
@@ -283,7 +289,7 @@ impl Superblock {
         put(page, 76, &self.slots_used.to_le_bytes());
         put(page, 80, &self.generation.to_le_bytes());
         put(page, 88, &self.layout.sum_pages.to_le_bytes());
-        if has_units {
+        if has_units || self.has_shared {
             put(page, 92, &self.layout.unit_pages.to_le_bytes());
             put(page, AREAS_AT, &(self.areas.len() as u32).to_le_bytes());
             let counted_in = if has_parts { 1 } else { per };
@@ -306,13 +312,13 @@ impl Superblock {
         }
         let version = u32_at(page, 12);
         let unit_pages = match version {
-            VERSION_WITH_UNITS | VERSION_WITH_PARTS => u32_at(page, 92),
+            VERSION_WITH_UNITS..=VERSION_WITH_GROUPS => u32_at(page, 92),
             _ => CLUSTER_PAGES as u32,
         };
-        let is_known = matches!(version, VERSION..=VERSION_WITH_PARTS);
+        let is_known = matches!(version, VERSION..=VERSION_WITH_GROUPS);
         if !is_known {
             return Err(Error::Refused(format!(
-                "its format has version {version}, this program knows those up to {VERSION_WITH_PARTS}; use a program \
+                "its format has version {version}, this program knows those up to {VERSION_WITH_GROUPS}; use a program \
                  of that version"
             )));
         }
@@ -334,7 +340,7 @@ impl Superblock {
             unit_pages,
         };
         let (count, counted_in) = match version {
-            VERSION_WITH_PARTS => (u32_at(page, AREAS_AT) as usize, 1),
+            VERSION_WITH_PARTS | VERSION_WITH_GROUPS => (u32_at(page, AREAS_AT) as usize, 1),
             VERSION_WITH_UNITS => (u32_at(page, AREAS_AT) as usize, layout.units_per_cluster()),
             _ => (0, 1),
         };
@@ -362,6 +368,7 @@ impl Superblock {
             generation: u64_at(page, 80),
             layout,
             areas,
+            has_shared: version == VERSION_WITH_GROUPS,
         }))
     }
 }
@@ -474,6 +481,8 @@ pub(crate) struct Head {
     pub(crate) is_older: bool,
     /// Bytes behind it read as zeros, whatever the clusters contain.
     pub(crate) valid_len: u64,
+    /// Blobs of a group share units; 0: none.
+    pub(crate) group: u32,
     pub(crate) metadata: Vec<u8>,
     /// All of its pieces, also those in overflow pages.
     pub(crate) extent_count: u32,
@@ -503,6 +512,7 @@ impl Head {
         for (at, extent) in (EXTENTS_AT..).step_by(EXTENT_BYTES).zip(&self.extents) {
             put(page, at, &extent.encode());
         }
+        put(page, GROUP_AT, &self.group.to_le_bytes());
         put_checksum(page);
         pages
     }
@@ -525,6 +535,7 @@ impl Head {
             is_live: u32_at(page, 12) == 1,
             is_older: u32_at(page, 4) & IS_OLDER != 0,
             valid_len: u64_at(page, 32),
+            group: u32_at(page, GROUP_AT),
             metadata: page[METADATA_AT..METADATA_AT + metadata_len].to_vec(),
             extent_count,
             overflow: (0..overflow_count)
@@ -596,6 +607,7 @@ mod tests {
             digest: Some(0x1234_5678),
             has_older: true,
             areas: vec![(3 * 64, 4 * 64), (9 * 64, 64)],
+            has_shared: false,
         };
         let of_units = Superblock {
             areas: (0..AREAS_MAX as u32).map(|area| (area * 7, 2)).collect(),
@@ -603,6 +615,15 @@ mod tests {
         };
         let version = |superblock: &Superblock| u32_at(superblock.encode().bytes(), 12);
         assert_eq!((version(&superblock), version(&of_units)), (3, 4));
+        for (has_sums, shares) in [(false, false), (true, false), (true, true)] {
+            let shared = Superblock {
+                layout: Layout::of(100_000, has_sums, shares).unwrap(),
+                has_shared: true,
+                ..of_units.clone()
+            };
+            assert_eq!(version(&shared), 5);
+            assert_eq!(Superblock::decode(shared.encode().bytes()), Ok(Some(shared)));
+        }
         assert_eq!(Superblock::decode(of_units.encode().bytes()), Ok(Some(of_units)));
         let extent = Extent {
             logical: 5,
@@ -615,6 +636,7 @@ mod tests {
             is_live: true,
             is_older: true,
             valid_len: 12345,
+            group: 99,
             metadata: vec![9; 48],
             extent_count: HEAD_EXTENTS as u32 + 1,
             overflow: vec![Overflow { page: 1, crc: 2 }],

@@ -19,6 +19,8 @@
 //! | `core` | a store's parts, and how a blob's metadata is loaded and stored |
 //! | `blob` | reading and writing |
 //! | `overwrite` | writing in place |
+//! | `shared` | units that several blobs name: giving them, and changing them |
+//! | `shared_units` | how many blobs name which |
 //! | `clear` | zeroing a range |
 //! | `submitted` | the same without waiting, where only the device has to be waited for |
 //! | `superblocks` | the two superblocks, and whether the device still has its end |
@@ -56,6 +58,8 @@ mod proof;
 mod ranges;
 mod ring;
 mod scan;
+mod shared;
+mod shared_units;
 mod slots;
 mod space;
 mod store;

@@ -1,15 +1,21 @@
 //! Reading all slots, when a store is opened: free space and damage.
 //!
+//! Units that two blobs of a group name are shared, and counted here; any other unit has one owner.
+//!
 //! Invariants: a blob that may be in an older state claims its units last, as they may belong to another by then. Only
 //! `store` uses this, before it hands out the store.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
+
+use rangemap::RangeMap;
 
 use crate::core::{Core, Damage, Free, newer};
 use crate::format::{Extent, Head};
 use crate::page::Pages;
 use crate::proof::{self, Found};
+use crate::shared_units::within;
 use crate::{Error, PAGE_BYTES, Result};
 
 /// Slots per read.
@@ -22,6 +28,8 @@ struct Scan {
     keeps: bool,
     damage: Vec<Damage>,
     found: Found,
+    /// The groups of the blobs that have claimed units so far.
+    groups: RangeMap<u32, u32>,
 }
 
 impl Scan {
@@ -163,24 +171,45 @@ impl Core {
             }
             Err(error) => return Err(error),
         };
-        Self::claim(&head, extents, free, damage);
+        scan.claim(&head, &extents, free);
         Ok(())
     }
+}
 
-    /// Claims the units that a blob names, and notes those that another has already, or that do not exist.
-    fn claim(head: &Head, extents: Vec<Extent>, free: &mut Free, damage: &mut Vec<Damage>) {
-        let (slot, id) = (head.id.slot(), head.id.raw());
-        let mut claimed = None;
+impl Scan {
+    /// Claims the units that a blob names, and notes those that another one has which is not of its group, or that do
+    /// not exist.
+    fn claim(&mut self, head: &Head, extents: &[Extent], free: &mut Free) {
+        let mut claimed: Option<BTreeSet<u32>> = None;
+        // A blob does not share with itself.
+        let mut own = Vec::new();
+        let there = 0..free.units.count();
         for extent in extents {
-            if !free.units.are_free(extent.physical, extent.count) {
-                let used = free.units.used_among(extent.physical, extent.count);
-                claimed.get_or_insert_with(BTreeSet::new).extend(used);
+            let all = extent.physical..extent.physical.saturating_add(extent.count);
+            let shared = self.of_group(head.group, &within(&all, &there));
+            for part in outside(&all, &shared) {
+                let count = part.end - part.start;
+                let used = match free.units.are_free(part.start, count) && part.end < u32::MAX {
+                    true => Vec::new(),
+                    false => {
+                        let used = free.units.used_among(part.start, count);
+                        claimed.get_or_insert_default().extend(used.iter().copied());
+                        used
+                    }
+                };
+                free.units.claim(part.start, count);
+                let used: Vec<Range<u32>> = used.into_iter().map(|unit| unit..unit + 1).collect();
+                own.extend(outside(&within(&part, &there), &used));
             }
-            free.units.claim(extent.physical, extent.count);
+            shared.into_iter().for_each(|part| free.shared.add_name(part));
+        }
+        if head.group != 0 {
+            own.into_iter().for_each(|part| self.groups.insert(part, head.group));
         }
         if let Some(claimed) = claimed {
+            let (slot, id) = (head.id.slot(), head.id.raw());
             free.tangled.insert(slot, claimed);
-            damage.push(Damage {
+            self.damage.push(Damage {
                 slot,
                 what: format!("blob {id:x} names clusters that are another's, or none"),
                 is_mendable: false,
@@ -188,6 +217,28 @@ impl Core {
             });
         }
     }
+
+    /// The parts of a range that blobs of a group have claimed.
+    fn of_group(&self, group: u32, range: &Range<u32>) -> Vec<Range<u32>> {
+        if group == 0 || range.is_empty() {
+            return Vec::new();
+        }
+        let found = self.groups.overlapping(range.clone()).filter(|(_, of)| **of == group);
+        found.map(|(part, _)| within(part, range)).collect()
+    }
+}
+
+/// A range without these parts of it, which are in order.
+fn outside(range: &Range<u32>, parts: &[Range<u32>]) -> Vec<Range<u32>> {
+    let mut left = Vec::new();
+    let mut at = range.start;
+    for part in parts {
+        left.push(at..part.start);
+        at = part.end;
+    }
+    left.push(at..range.end);
+    left.retain(|part| !part.is_empty());
+    left
 }
 
 /// Whether a page of a slot holds something that cannot be read.

@@ -17,6 +17,7 @@ use crate::format::{BlobId, Head, Layout, METADATA_BYTES_MAX, RingEntry, Superbl
 use crate::overlay;
 use crate::page::Pages;
 use crate::ring::{self, Ring};
+use crate::shared_units::SharedUnits;
 use crate::space::Bitmap;
 use crate::sums::Summed;
 use crate::superblocks;
@@ -116,6 +117,7 @@ impl BlobStore {
             is_clean: true,
             digest: Some(0),
             has_older: false,
+            has_shared: false,
             areas: Vec::new(),
         };
         // An earlier store's slots and ring entries must not pass for this one's.
@@ -189,6 +191,7 @@ impl BlobStore {
                 units: Units::new(found.layout.clusters, found.layout.units_per_cluster()),
                 slots: Bitmap::new(slots),
                 overflow: Bitmap::new(found.layout.overflow_pages),
+                shared: SharedUnits::default(),
                 incarnations: Vec::new(),
                 live: Bitmap::new(slots),
                 older: BTreeSet::new(),
@@ -394,6 +397,7 @@ impl BlobStore {
                 generation,
                 is_live: true,
                 valid_len: 0,
+                group: 0,
                 metadata: metadata.to_vec(),
                 pieces: Default::default(),
                 overflow: Vec::new(),

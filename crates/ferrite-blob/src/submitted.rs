@@ -86,7 +86,9 @@ impl Blob {
         let end = offset.checked_add(len as u64)?;
         let is_there = state.is_live && end <= state.valid_len && self.core.has_all(&state, offset, end);
         let is_whole = offset.is_multiple_of(PAGE) && end.is_multiple_of(PAGE) && self.core.device.writes_whole_pages();
-        let is_refused = self.core.check_running().is_err() || self.check_tangle(&state, offset, end).is_err();
+        let is_refused = self.core.check_running().is_err()
+            || self.check_tangle(&state, offset, end).is_err()
+            || self.core.is_shared(&state, offset, end);
         if !is_there || !is_whole || is_refused {
             return None;
         }

@@ -55,7 +55,10 @@ impl Blob {
         while at < end {
             let place = u32::try_from(at).ok().and_then(|at| state.piece(at));
             let Some((physical, count)) = place else {
-                at = self.core.hole_end(state, at.saturating_mul(unit_bytes)) / unit_bytes;
+                match self.core.hole_end(state, at.saturating_mul(unit_bytes)) {
+                    u64::MAX => break,
+                    hole_end => at = hole_end / unit_bytes,
+                }
                 continue;
             };
             let count = u64::from(count).min(end - at);

@@ -6,6 +6,7 @@ mod common;
 mod faults;
 mod model;
 mod proof;
+mod shared;
 mod slots;
 mod submitted;
 mod sums;

@@ -110,6 +110,12 @@ bugs! {
     BlobDeleteForgotten,
     /// Clusters are named as slots before they are blank.
     BlobSlotsLate,
+    /// A blob does not say that others share its units before one does.
+    BlobShareUnsaid,
+    /// Units that several blobs name are written in place.
+    BlobSharedInPlace,
+    /// Units are free when the first of the blobs that name them goes.
+    BlobShareUncounted,
 
     "ferrite-meta":
     /// An owner answers although its lease has ended.

@@ -349,13 +349,15 @@ fn a_device_leaves_a_pool() {
     holds(&pool, &before, 2);
     // The others have too little space.
     pool.mount();
-    sh(&pool.path("mnt"), "head -c 50M /dev/urandom > large");
+    // More than half of each: new files go to both in turn.
+    let fill = "mkdir many; for n in $(seq 80); do head -c 1M /dev/urandom > many/$n; done";
+    sh(&pool.path("mnt"), fill);
     pool.umount();
     for name in ["c.data", "d.data"] {
         let refused = fails(&mut resize(&pool, &["--remove", name]), 1);
         assert!(refused.contains("have no space"), "{refused}");
     }
-    ok(ferrite().args(["rm", &format!("{}:/large", pool.address())]));
+    ok(ferrite().args(["rm", "-r", &format!("{}:/many", pool.address())]));
     ok(&mut resize(&pool, &["--remove", "c.data"]));
     std::fs::remove_file(pool.path("c.data")).unwrap();
     holds(&pool, &before, 1);

@@ -31,10 +31,7 @@ impl Core {
         };
         // Another data store, if this one is full or fails.
         for store in self.content.turns().into_iter().filter(has_space) {
-            if let Some(made) = self.made_blobs.take(store) {
-                return Ok(made);
-            }
-            match self.make_blobs(store) {
+            match self.take_blob_in(store) {
                 Ok(Some(made)) => return Ok(made),
                 Ok(None) => {}
                 Err(error) => {
@@ -44,6 +41,14 @@ impl Core {
             }
         }
         Err(refused)
+    }
+
+    /// The same in this data store, whatever space it has.
+    pub(crate) fn take_blob_in(&self, store: u16) -> Result<Option<Made>> {
+        match self.made_blobs.take(store) {
+            None => self.make_blobs(store),
+            made => Ok(made),
+        }
     }
 
     /// A data store has failed to take a new file.

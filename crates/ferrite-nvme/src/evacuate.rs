@@ -6,7 +6,8 @@
 //! every file whole on one store or the other, and the work can be done again. When nothing is left there, the pool's
 //! record lists the store as removed, and from then on no opening uses it; the pool's file changes last.
 //!
-//! Files that share a blob share its copy. Space that was reserved and never written is not reserved there.
+//! Files that share a blob share its copy; blobs that share a part of their space get copies of their own. Space that
+//! was reserved and never written is not reserved there.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};

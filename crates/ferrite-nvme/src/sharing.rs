@@ -2,8 +2,9 @@
 //!
 //! A clone names the blobs of its originals, and so does a copy of a whole file. Each of these nodes says that its blob
 //! is shared, and a record (`R`) has their number. Such a blob never changes, neither its bytes nor its tail, which may
-//! be another file's. Before a file changes, it gets a blob of its own ([`Core::own_blob`]): a copy, or the same one if
-//! no other node names it any more.
+//! be another file's. Before a file changes, it gets a blob of its own ([`Core::own_blob`]): the same one if no other
+//! node names it any more, or else a copy. On devices and in S3 a copy moves no content: the two blobs share space,
+//! until one of them changes it.
 //!
 //! Invariants: the number is that of the nodes that name the blob, which changes with them, in one step. A shared blob
 //! has this record and none that it is detached; the step that removes its last node exchanges one for the other. The
@@ -16,6 +17,7 @@ use ferrite_checks::fault_injection::{Bug, is_seeded};
 use ferrite_meta::Lock;
 use ferrite_vfs::{FsError, Ino, Outcome, Result};
 
+use crate::blobs::Made;
 use crate::content_store::{self, Blob, Place};
 use crate::core::{Core, Step};
 use crate::data;
@@ -136,25 +138,60 @@ impl Core {
         // Others use the record while this copies.
         drop(step);
         let _copying = self.freeze_barrier.copying();
-        let (own, blob) = self.take_blob(state.node.allocated_bytes)?;
-        let given = self.give_copy(pinned, state, node, (own, &*blob));
-        match given {
+        let (own, blob) = self.copy_of(ino, state, place)?;
+        match self.give_copy(pinned, state, node, (own, &*blob)) {
             Ok(freed) => {
                 state.blob = OnceLock::from(blob);
                 freed.into_iter().for_each(|place| self.housekeeper.delete_later(place));
                 Ok(())
             }
-            Err(error) => {
-                // Its record stands.
-                self.note_failure(own.store, &error);
-                self.housekeeper.delete_later(own);
-                Err(error)
-            }
+            Err(error) => Err(self.give_up_blob(own, error)),
         }
     }
 
-    /// Copies the blob of a file to one that has just been made, and makes `node` name that; returns the old one if no
-    /// node names it any more.
+    /// A new blob with the content of a file, which `place` has: in the same data store, if content need not move
+    /// there, and otherwise in one with space for a copy. Only its record names it.
+    fn copy_of(&self, ino: Ino, state: &State, place: Place) -> Result<Made> {
+        let (shared, end) = (Arc::clone(self.blob_of(ino, state)?), state.node.size);
+        if self.content.limits().shares_content
+            && self.content.takes_new(place.store)
+            && let Some(made) = self.copy_in(place.store, &*shared, end)
+        {
+            return Ok(made);
+        }
+        let made = self.take_blob(state.node.allocated_bytes)?;
+        match copy(&*shared, &*made.1, end) {
+            Ok(()) => Ok(made),
+            Err(error) => Err(self.give_up_blob(made.0, data::unreadable(ino, &*shared, 0..end, error))),
+        }
+    }
+
+    /// A new blob that shares its content with one of this data store. `None`: it has to be copied.
+    fn copy_in(&self, store: u16, shared: &dyn Blob, end: u64) -> Option<Made> {
+        let made = match self.take_blob_in(store) {
+            Ok(made) => made?,
+            Err(error) => {
+                self.note_failure(store, &error);
+                return None;
+            }
+        };
+        match made.1.share_from(shared, end) {
+            Ok(true) => return Some(made),
+            Ok(false) => self.housekeeper.delete_later(made.0),
+            Err(error) => drop(self.give_up_blob(made.0, error.into())),
+        }
+        None
+    }
+
+    /// A blob that was to be a copy did not become one. Its record stands.
+    fn give_up_blob(&self, place: Place, error: FsError) -> FsError {
+        self.note_failure(place.store, &error);
+        self.housekeeper.delete_later(place);
+        error
+    }
+
+    /// Makes `node` name a copy of the blob of its file that has just been made; returns the old one if no node names
+    /// it any more.
     fn give_copy(
         &self,
         pinned: &InodeRef,
@@ -163,11 +200,6 @@ impl Core {
         (own, blob): (Place, &dyn Blob),
     ) -> Result<Option<Place>> {
         let ino = pinned.ino;
-        let shared = Arc::clone(self.blob_of(ino, state)?);
-        let end = node.size;
-        if !blob.share_from(&*shared, end)? {
-            copy(&*shared, blob, end).map_err(|error| data::unreadable(ino, &*shared, 0..end, error))?;
-        }
         blob.set_tail(&Tail::of(ino, &node).encode())?;
         blob.sync()?;
         let mut step = self.own_step()?;

@@ -1,6 +1,7 @@
 //! Random operations on blobs, and their expected results.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub(crate) mod image;
 pub(crate) mod sparse;
 
 use std::collections::BTreeMap;
@@ -37,6 +38,12 @@ pub(crate) enum Step {
     Punch(BlobId, u64, u64, Option<Vec<u8>>),
     Reserve(BlobId, u64, u64, Option<Vec<u8>>),
     Metadata(BlobId, Vec<u8>),
+    /// A blob that was just made gets what another has before an end.
+    Share {
+        id: BlobId,
+        from: BlobId,
+        end: u64,
+    },
 }
 
 impl Step {
@@ -48,7 +55,8 @@ impl Step {
             | Step::Truncate(id, ..)
             | Step::Punch(id, ..)
             | Step::Reserve(id, ..)
-            | Step::Metadata(id, _) => *id,
+            | Step::Metadata(id, _)
+            | Step::Share { id, .. } => *id,
         }
     }
 
@@ -69,6 +77,12 @@ impl Step {
             }
             Step::Delete(_) => {
                 model.remove(&id);
+                return;
+            }
+            Step::Share { from, end, .. } => {
+                let mut data = model[from].data.clone();
+                data.truncate(*end as usize);
+                model.get_mut(&id).expect("it was just made").data = data;
                 return;
             }
             _ => {}
@@ -96,7 +110,7 @@ impl Step {
             }
             Step::Reserve(_, _, _, metadata) => metadata.clone(),
             Step::Metadata(_, metadata) => Some(metadata.clone()),
-            Step::Create(..) | Step::Delete(_) => None,
+            Step::Create(..) | Step::Delete(_) | Step::Share { .. } => None,
         };
         if let Some(metadata) = metadata {
             known.metadata = metadata;
@@ -116,6 +130,13 @@ impl Step {
             Step::Punch(_, offset, len, metadata) => blob()?.punch(*offset, *len, metadata.as_deref()),
             Step::Reserve(_, offset, len, metadata) => blob()?.reserve(*offset, *len, metadata.as_deref()),
             Step::Metadata(_, metadata) => blob()?.set_metadata(metadata),
+            Step::Share { from, end, .. } => {
+                assert!(
+                    blob()?.share_from(&store.blob(*from)?, *end)?,
+                    "it is empty, and of the same store"
+                );
+                Ok(())
+            }
         }
     }
 }
@@ -126,6 +147,8 @@ pub(crate) struct Maker {
     count: u32,
     /// Small writes on few pages, most of them without metadata.
     is_hot: bool,
+    /// The blob that the last step made.
+    made: Option<BlobId>,
 }
 
 impl Maker {
@@ -134,6 +157,7 @@ impl Maker {
             rng: Rng::new(seed),
             count: 0,
             is_hot: seed % 4 == 1 || seed % 4 == 2,
+            made: None,
         }
     }
 
@@ -165,8 +189,19 @@ impl Maker {
         metadata[..4].copy_from_slice(&self.count.to_le_bytes());
         let maybe = self.rng.below(if self.is_hot { 20 } else { 2 }) == 0;
         let some = maybe.then(|| metadata.clone());
+        if let Some(id) = self.made.take().filter(|_| model.len() > 1 && self.rng.below(3) > 0) {
+            let others: Vec<BlobId> = model.keys().copied().filter(|other| *other != id).collect();
+            let from = others[self.rng.below(others.len() as u64) as usize];
+            let size = model[&from].data.len() as u64;
+            let end = match self.rng.below(4) {
+                0 => self.rng.below(size + 1),
+                _ => size + self.rng.below(2) * PAGE_BYTES as u64,
+            };
+            return Step::Share { id, from, end };
+        }
         if model.len() < 2 || (model.len() < 5 && self.rng.below(8) == 0) {
             let id = store.reserve(1).unwrap()[0];
+            self.made = Some(id);
             return Step::Create(id, metadata);
         }
         let nth = self.rng.below(model.len() as u64) as usize;

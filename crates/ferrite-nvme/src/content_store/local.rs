@@ -64,6 +64,13 @@ impl LocalContent {
         }
     }
 
+    /// Whether it is there, takes changes, and has not failed to take a file.
+    fn is_sound(&self, number: u16) -> bool {
+        let has_failed = self.failing.get(usize::from(number));
+        self.store(number).is_ok_and(BlobStore::is_running)
+            && !has_failed.is_some_and(|failing| failing.load(Ordering::Relaxed))
+    }
+
     fn is_draining(&self, number: u16) -> bool {
         let draining = self.draining.get(usize::from(number));
         draining.is_some_and(|draining| draining.load(Ordering::Relaxed))
@@ -95,6 +102,7 @@ impl ContentStore for LocalContent {
             sync_mode: SyncMode::Through,
             overwrites_in_place: true,
             has_reservations: true,
+            shares_content: true,
             has_unique_ids: false,
         }
     }
@@ -125,11 +133,12 @@ impl ContentStore for LocalContent {
             .map(|turn| (first.wrapping_add(turn) % count) as u16)
             .filter(|number| !self.removed.contains(number) && !self.is_draining(*number))
             .collect();
-        turns.sort_by_key(|&number| {
-            let is_running = self.store(number).is_ok_and(BlobStore::is_running);
-            !is_running || self.failing[usize::from(number)].load(Ordering::Relaxed)
-        });
+        turns.sort_by_key(|&number| !self.is_sound(number));
         turns
+    }
+
+    fn takes_new(&self, store: u16) -> bool {
+        self.is_sound(store) && !self.is_draining(store)
     }
 
     fn drain(&self, store: u16) {
@@ -263,6 +272,13 @@ impl Blob for ferrite_blob::Blob {
 
     fn overwrite_at(&self, data: &[u8], offset: u64, begins: &mut dyn FnMut()) -> Result<bool> {
         Ok(self.overwrite_at(data, offset, begins)?)
+    }
+
+    fn share_from(&self, from: &dyn Blob, end: u64) -> Result<bool> {
+        match from.local() {
+            Some(from) => Ok(self.share_from(from, end)?),
+            None => Ok(false),
+        }
     }
 
     fn set_tail(&self, tail: &[u8]) -> Result<()> {

@@ -76,6 +76,8 @@ pub struct Limits {
     pub overwrites_in_place: bool,
     /// Reserving space costs less than writing it; otherwise the engine reserves none that no caller asks for.
     pub has_reservations: bool,
+    /// A blob can get the content of another one of its store without moving it ([`Blob::share_from`]).
+    pub shares_content: bool,
     /// Its blobs have the ids that the engine makes ([`BlobName::Unique`]); otherwise, ids that the store gives.
     pub has_unique_ids: bool,
 }
@@ -157,6 +159,11 @@ pub trait ContentStore: Send + Sync {
 
     /// All data stores, in the order in which the next new blob should try them.
     fn turns(&self) -> Vec<u16>;
+
+    /// Whether a data store takes new blobs, and is not known to fail.
+    fn takes_new(&self, _store: u16) -> bool {
+        true
+    }
 
     /// A data store has failed to take a new file: it comes last among [`Self::turns`].
     fn note_failure(&self, _store: u16) {}
@@ -336,8 +343,8 @@ pub trait Blob: Send + Sync + fmt::Debug {
     }
 
     /// Has this blob, which was just made and is empty, consist of the bytes before `end` of another blob of the store,
-    /// which does not change meanwhile. Moves none of them. `false`: it cannot, and is empty still. After an error it
-    /// has to be deleted.
+    /// which does not change meanwhile. Moves none of them. `false`: it cannot, and is empty still; stores without
+    /// [`Limits::shares_content`] never can. After an error it has to be deleted.
     ///
     /// # Errors
     /// Those of every change.

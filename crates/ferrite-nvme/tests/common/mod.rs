@@ -39,7 +39,7 @@ impl Backend {
     }
 
     /// Whether small files share clusters, as in pools that are made today.
-    fn shares_clusters(self) -> bool {
+    pub(crate) fn shares_clusters(self) -> bool {
         #[cfg(feature = "rocksdb")]
         let shares = self != Backend::Blobs;
         #[cfg(not(feature = "rocksdb"))]

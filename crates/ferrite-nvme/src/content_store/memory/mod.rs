@@ -93,6 +93,7 @@ impl ContentStore for MemoryContent {
             sync_mode: SyncMode::Through,
             overwrites_in_place: true,
             has_reservations: true,
+            shares_content: false,
             has_unique_ids: true,
         }
     }

@@ -290,6 +290,7 @@ impl ContentStore for RadosContent {
             sync_mode: SyncMode::Through,
             overwrites_in_place: true,
             has_reservations: false,
+            shares_content: false,
             has_unique_ids: true,
         }
     }

@@ -307,6 +307,7 @@ impl ContentStore for SlicesContent {
                 .map_or(SyncMode::Through, ChangeLog::sync_mode),
             overwrites_in_place: false,
             has_reservations: false,
+            shares_content: true,
             has_unique_ids: true,
         }
     }
