@@ -128,11 +128,12 @@ impl ContentStore for LocalContent {
 
     fn turns(&self) -> Vec<u16> {
         let first = self.next.fetch_add(1, Ordering::Relaxed);
-        let count = self.stores.len();
-        let mut turns: Vec<u16> = (0..count)
-            .map(|turn| (first.wrapping_add(turn) % count) as u16)
+        let mut turns: Vec<u16> = (0..self.stores())
             .filter(|number| !self.removed.contains(number) && !self.is_draining(*number))
             .collect();
+        // Of those that are left: numbers of removed ones would give their turns to the next one.
+        let count = turns.len().max(1);
+        turns.rotate_left(first % count);
         turns.sort_by_key(|&number| !self.is_sound(number));
         turns
     }
