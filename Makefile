@@ -22,7 +22,7 @@ SAY_SKIPPED = @$(HAS_RADOS) || echo "SKIPPED: tests of content in Ceph need the 
 
 help:
 	@echo "make demo      a pool, a mount, real programs on it, a table of latencies (5 minutes)"
-	@echo "make test      all tests, formatting, lints (35 minutes)"
+	@echo "make test      all tests, formatting, lints (40 minutes)"
 	@echo "make check     formatting, lints and the quick suites (4 minutes)"
 	@echo "make soak      the long versions of the random and crash tests, and make fuzz"
 	@echo "make fuzz      all fuzz targets, a minute each (needs a nightly toolchain and cargo-fuzz)"

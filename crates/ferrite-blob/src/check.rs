@@ -3,7 +3,7 @@
 use rangemap::RangeSet;
 
 use crate::blob::Blob;
-use crate::shared_units::SharedUnits;
+use crate::shared_units::{SharedUnits, within};
 use crate::store::BlobStore;
 use crate::{CLUSTER_BYTES, Error, Result};
 
@@ -81,8 +81,7 @@ impl Names {
             let range = physical..physical + count;
             let before: Vec<_> = self.named.overlapping(&range).cloned().collect();
             for part in before {
-                let part = part.start.max(range.start)..part.end.min(range.end);
-                self.shared.add_name(part);
+                self.shared.add_name(within(&part, &range));
             }
             self.named.insert(range);
         }

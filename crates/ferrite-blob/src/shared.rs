@@ -355,6 +355,9 @@ impl Blob {
     }
 
     /// Gives the blob new units for these, and stores that. Copies nothing if it would end in too many pieces.
+    ///
+    /// Crash argument: the content is the same before and after. The copies are durable before the blob's page names
+    /// them, and the old units count one name less when that page is durable.
     fn move_out_of(&self, state: &mut State, parts: &[Range<u32>]) -> Result<()> {
         let before = state.before();
         let old = state.pieces.clone();
